@@ -1,0 +1,1 @@
+"""lightserve: an LLM server whose key/value cache is managed token by token."""
