@@ -85,7 +85,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 # ---- to the router ----
-class GenerateMsg(_Message):
+class GenerateMsg(_Message, frozen=True):
     """HTTP server -> router: one new request.
 
     Attributes:
@@ -100,13 +100,13 @@ class GenerateMsg(_Message):
     text: TextParams
 
 
-class AbortMsg(_Message):
+class AbortMsg(_Message, frozen=True):
     """HTTP server -> router: the clients of these requests have gone. Unknown ids are no error."""
 
     req_ids: list[int]
 
 
-class StopMsg(_Message):
+class StopMsg(_Message, frozen=True):
     """Detokenizer -> router: these requests met a stop string; their clients have been told. Unknown ids are no error."""
 
     req_ids: list[int]
@@ -118,14 +118,14 @@ HTTP_INDEX_SHIFT = 48  # room for 2**48 requests per HTTP server
 
 
 # ---- to the detokenizer ----
-class StartMsg(_Message):
+class StartMsg(_Message, frozen=True):
     """Router -> detokenizer: tokens of this request will follow."""
 
     req_id: int
     text: TextParams
 
 
-class TokensMsg(_Message):
+class TokensMsg(_Message, frozen=True):
     """Router -> detokenizer: one step's new tokens, one entry per request that produced one or ended.
 
     Attributes:
@@ -141,14 +141,14 @@ class TokensMsg(_Message):
     finish: bytes
 
 
-class FailMsg(_Message):
+class FailMsg(_Message, frozen=True):
     """Router -> detokenizer: this request ends with an error. It may never have started."""
 
     req_id: int
     error: ErrorInfo
 
 
-class LoadMsg(_Message):
+class LoadMsg(_Message, frozen=True):
     """Router -> detokenizer -> every HTTP server: how full the server is. Sent when it changed, at most once a step.
 
     Attributes:
@@ -194,13 +194,13 @@ class TextEvent(msgspec.Struct, frozen=True, array_like=True):
     error: ErrorInfo | None = None
 
 
-class TextMsg(_Message):
+class TextMsg(_Message, frozen=True):
     """Detokenizer -> HTTP server: one step's events of the requests that belong to that server."""
 
     events: list[TextEvent]
 
 
-class ServeMsg(_Message):
+class ServeMsg(_Message, frozen=True):
     """Launcher -> HTTP server: every process is ready; requests may come.
 
     Attributes:
@@ -212,13 +212,13 @@ class ServeMsg(_Message):
     max_req_total_len: int
 
 
-class DrainMsg(_Message):
+class DrainMsg(_Message, frozen=True):
     """Launcher -> HTTP server: refuse new requests (503), let open ones finish for at most ``limit_s``, then exit."""
 
     limit_s: float
 
 
-class DownMsg(_Message):
+class DownMsg(_Message, frozen=True):
     """Launcher -> HTTP server: a process died. End every open request with this error, turn health to 503, exit."""
 
     reason: str
@@ -228,7 +228,7 @@ HttpInbox: TypeAlias = TextMsg | LoadMsg | ServeMsg | DrainMsg | DownMsg
 
 
 # ---- to the launcher ----
-class ReadyMsg(_Message):
+class ReadyMsg(_Message, frozen=True):
     """Any child -> launcher: this process is ready.
 
     Attributes:
@@ -242,7 +242,7 @@ class ReadyMsg(_Message):
     note: str = ""
 
 
-class FatalMsg(_Message):
+class FatalMsg(_Message, frozen=True):
     """Any child -> launcher: this process cannot go on; ``message`` is what the operator should see."""
 
     process: str
