@@ -1,4 +1,4 @@
-"""The common start and end of every child process: named, logged, never outliving the launcher, never failing silently."""
+"""The common start and end of every child process: named, logged, never outliving the launcher, never silent."""
 
 import ctypes
 import gc
@@ -74,13 +74,15 @@ def _await_end_of_launcher() -> None:
 
 
 def _die(run_dir: str, name: str, error: BaseException | None) -> None:
-    if isinstance(error, ConfigError):
-        message = str(error)
-    else:
-        message = "".join(traceback.format_exception(error)).rstrip()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its own: any thread may be here
     outbox = Outbox(run_dir, "launcher", context)
-    outbox.send(FatalMsg(name, message))
+    outbox.send(FatalMsg(name, _describe(error)))
     outbox.close()
     context.term()
     os._exit(1)
+
+
+def _describe(error: BaseException | None) -> str:
+    if isinstance(error, ConfigError):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()

@@ -1,7 +1,7 @@
 """Links between processes: one inbox each (ZeroMQ PULL, bound), others push to it. Nothing is dropped or reordered.
 
-The high-water mark is off on both sides: a send never blocks and never drops, also before the peer is there. What bounds
-the memory is admission, not the link. A socket belongs to one thread.
+The high-water mark is off on both sides: a send never blocks and never drops, also before the peer is there. What
+bounds the memory is admission, not the link. A socket belongs to one thread.
 """
 
 import logging
@@ -129,7 +129,7 @@ def _bind(context: Any, run_dir: str, name: str) -> Any:
 
 
 def _drain(socket: "zmq.Socket[bytes]", decoder: _Decoder[Msg]) -> list[Msg]:
-    messages = []
+    messages: list[Msg] = []
     while True:
         try:
             raw = socket.recv(zmq.NOBLOCK)

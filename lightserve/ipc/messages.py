@@ -107,7 +107,7 @@ class AbortMsg(_Message, frozen=True):
 
 
 class StopMsg(_Message, frozen=True):
-    """Detokenizer -> router: these requests met a stop string; their clients have been told. Unknown ids are no error."""
+    """Detokenizer -> router: these requests met a stop string and their clients know it. Unknown ids are no error."""
 
     req_ids: list[int]
 
