@@ -1,7 +1,7 @@
 """The key-value section of a .gguf file, read in a tenth of a second.
 
 ``gguf.GGUFReader`` makes several arrays per string, three seconds for a vocabulary of 49,152; this reader makes one
-``str``. It stops before the tensors. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3.
+``str``. It stops before the tensors. Format, versions 2 and 3: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import mmap
@@ -70,7 +70,8 @@ class _MetadataReader:
         dtype = np.dtype(_NUMBERS[kind])
         start = self._at
         self._at += length * dtype.itemsize
-        return np.frombuffer(self._data[start : self._at], dtype, count=length).tolist()
+        values: list[Any] = np.frombuffer(self._data[start : self._at], dtype, count=length).tolist()
+        return values
 
     def _string(self) -> str:
         return self._strings(1)[0]

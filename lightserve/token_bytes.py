@@ -5,7 +5,7 @@ SentencePiece-like vocabularies write text with ``▁`` for a space, and ``<0xE4
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -51,9 +51,8 @@ def make_token_decoder(decoder: Mapping[str, Any] | None) -> TokenDecoder:
     )
 
 
-def make_bytes_table(decoder: TokenDecoder, vocab: Mapping[str, int], added: Iterable[tuple[int, str]]) -> list[bytes]:
+def make_bytes_table(decoder: TokenDecoder, vocab: Mapping[str, int], added: Mapping[int, str]) -> list[bytes]:
     """Return the bytes of every id up to the largest; ids without a token have none."""
-    added = dict(added)
     table = [b""] * (max([*vocab.values(), *added], default=-1) + 1)
     for token, token_id in vocab.items():
         table[token_id] = decoder.token_bytes(token)

@@ -60,7 +60,7 @@ class Tokenizer:
         self.bytes_table: Sequence[bytes] = make_bytes_table(
             token_decoder,
             backend.get_vocab(with_added_tokens=True),
-            ((token_id, token.content) for token_id, token in added.items()),
+            {token_id: token.content for token_id, token in added.items()},
         )
         self._specials = {token_id: token for token_id, token in added.items() if token.special}
         self.special_ids = frozenset(self._specials)
@@ -112,7 +112,7 @@ class Tokenizer:
         return {token.content: token_id for token_id, token in self._specials.items()}
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that ``token_id`` in [0, vocab_size) adds to a text; maybe part of a character, maybe none."""
+        """Return what ``token_id`` in [0, vocab_size) adds to a text: maybe part of a character, maybe nothing."""
         return self.bytes_table[token_id]
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -158,7 +158,7 @@ class Tokenizer:
             return self._plain
 
     def _added_around(self, config: _TokenizerConfig) -> tuple[list[int], list[int]]:
-        """Find what surrounds a bare text: the post-processor's ids, corrected by ``add_bos_token``, ``add_eos_token``."""
+        """Find what goes around a bare text: the post-processor's ids, but for ``add_bos_token``, ``add_eos_token``."""
         bare = self._backend.encode("a", add_special_tokens=False).ids
         ids = self._backend.encode("a", add_special_tokens=True).ids
         start = next(i for i in range(len(ids)) if ids[i : i + len(bare)] == bare)
@@ -205,7 +205,7 @@ def _stand_in(token: tokenizers.AddedToken, content: str) -> tokenizers.AddedTok
 def _encode(backend: tokenizers.Tokenizer, text: str) -> list[int]:
     try:
         # The batch call lets go of the interpreter lock; `encode` holds it, a second for a text of 700 kB.
-        return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids  # type: ignore[no-any-return]
+        return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except TypeError as error:  # the library's word for a lone surrogate
         raise RequestError("the text is not valid Unicode: it holds half of a surrogate pair") from error
 
