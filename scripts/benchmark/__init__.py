@@ -1,0 +1,1 @@
+"""The load generator behind ``scripts/benchmark_sharegpt.py``."""

@@ -1,0 +1,55 @@
+"""How many tokens a text has: by a tokenizer folder, or by the server."""
+
+from pathlib import Path
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+from benchmark.endpoint import ServerError, ServerQueries
+
+
+class TokenCounter(Protocol):
+    """Counts the tokens of texts."""
+
+    def count(self, text: str, *, add_special_tokens: bool) -> int:
+        """Return the number of tokens of a text."""
+
+
+class FileTokens:
+    """Counts with a ``tokenizer.json``.
+
+    Args:
+        path: The file, or a folder that holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
+
+    def count(self, text: str, *, add_special_tokens: bool) -> int:
+        """Return the number of tokens of a text."""
+        return len(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids that have a text."""
+        return int(self._tokenizer.get_vocab_size())
+
+
+class ServerTokens:
+    """Counts with the server's ``/tokenize``."""
+
+    def __init__(self, queries: ServerQueries, model: str) -> None:
+        self._queries = queries
+        self._model = model
+
+    def count(self, text: str, *, add_special_tokens: bool) -> int:
+        """Return the number of tokens of a text.
+
+        Raises:
+            ServerError: The server has no such route, or refuses.
+        """
+        body = {"prompt": text, "add_special_tokens": add_special_tokens}
+        reply = self._queries.post("/tokenize", body | ({"model": self._model} if self._model else {}))
+        if not isinstance(reply, dict) or not isinstance(reply.get("count"), int):
+            raise ServerError("POST /tokenize: the reply has no count")
+        return int(reply["count"])

@@ -1,0 +1,116 @@
+"""Prompts of random token ids, with lengths (and arrivals) from a trace."""
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from benchmark.prompt import Prompt
+
+# (prompt column, output column) of the published traces.
+_LENGTH_COLUMNS = (
+    ("prompt_len", "output_len"),
+    ("ContextTokens", "GeneratedTokens"),
+    ("num_prefill_tokens", "num_decode_tokens"),
+)
+_TIME_COLUMN = "TIMESTAMP"
+# Special ids stand at either end of a vocabulary: a fiftieth is left out at each.
+_EDGE_FRAC = 0.02
+# Tokens per entry of hash_ids in Mooncake's traces.
+_BLOCK_LEN = 512
+
+
+@dataclass(frozen=True)
+class TraceRow:
+    """One request of a trace.
+
+    Attributes:
+        timestamp_s: Arrival, on the trace's own clock; None where it has none.
+        block_ids: Names of the prompt's blocks of 512 tokens; prompts that share one share its tokens.
+    """
+
+    prompt_len: int
+    output_len: int
+    timestamp_s: float | None = None
+    block_ids: tuple[int, ...] = ()
+
+
+class _MooncakeRow(msgspec.Struct):
+    timestamp: float  # ms
+    input_length: int
+    output_length: int
+    hash_ids: list[int] = []
+
+
+def read_trace(path: Path, num_rows: int | None) -> list[TraceRow]:
+    """Read the first rows of a .csv or .jsonl trace; rows without a prompt or an answer are left out.
+
+    Raises:
+        ValueError: The columns are not those of a known trace, or a row is malformed.
+    """
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = _jsonl_rows(file) if path.suffix == ".jsonl" else _csv_rows(file, path)
+        try:
+            return list(islice((row for row in rows if row.prompt_len > 0 and row.output_len > 0), num_rows))
+        except (ValueError, TypeError, msgspec.DecodeError) as error:
+            raise ValueError(f"{path}: {error}") from error
+
+
+def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[TraceRow]:
+    reader = csv.DictReader(lines)
+    names = reader.fieldnames or ()
+    columns = next((pair for pair in _LENGTH_COLUMNS if set(pair) <= set(names)), None)
+    if columns is None:
+        known = ", ".join("/".join(pair) for pair in _LENGTH_COLUMNS)
+        raise ValueError(f"{path} has columns {list(names)}; known are {known}")
+    for row in reader:
+        yield TraceRow(int(row[columns[0]]), int(row[columns[1]]), _read_time(row.get(_TIME_COLUMN)))
+
+
+def _read_time(text: str | None) -> float | None:
+    # Azure's have seven digits after the point; fromisoformat takes six.
+    return None if text is None else datetime.fromisoformat(text[:26]).timestamp()
+
+
+def _jsonl_rows(lines: Iterable[str]) -> Iterator[TraceRow]:
+    for line in lines:
+        row = msgspec.json.decode(line, type=_MooncakeRow)
+        yield TraceRow(row.input_length, row.output_length, row.timestamp / 1e3, tuple(row.hash_ids))
+
+
+class RandomIds:
+    """Draws prompts of token ids that no tokenizer treats as special.
+
+    Args:
+        vocab_size: Number of ids.
+        seed: Of the draw.
+    """
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        edge = int(vocab_size * _EDGE_FRAC)
+        self._low, self._high = edge, vocab_size - edge
+        self._seed = seed
+        self._rng = np.random.default_rng(seed)
+
+    def prompts(self, rows: list[TraceRow]) -> list[Prompt]:
+        """Draw a prompt for each row."""
+        first_s = min((row.timestamp_s for row in rows if row.timestamp_s is not None), default=0.0)
+        return [self._prompt(row, first_s) for row in rows]
+
+    def _prompt(self, row: TraceRow, first_s: float) -> Prompt:
+        arrival_s = None if row.timestamp_s is None else row.timestamp_s - first_s
+        return Prompt(self._ids(row), row.prompt_len, row.output_len, arrival_s)
+
+    def _ids(self, row: TraceRow) -> npt.NDArray[np.int32]:
+        blocks = [self._draw(np.random.default_rng((self._seed, block_id)), _BLOCK_LEN) for block_id in row.block_ids]
+        missing = max(0, row.prompt_len - len(blocks) * _BLOCK_LEN)
+        return np.concatenate([*blocks, self._draw(self._rng, missing)])[: row.prompt_len]
+
+    def _draw(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int32]:
+        return rng.integers(self._low, self._high, count, dtype=np.int32)

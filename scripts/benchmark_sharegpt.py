@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Load a server with streamed requests over HTTP and measure what comes back.
+
+Works with lightserve and with any server of OpenAI's API. Prompts come from a file of ShareGPT conversations, from a
+length trace, or are random ids of one length. Exit status: 0; 1 when too many requests failed; 2 when the run could
+not be made.
+"""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
+
+from benchmark.api import API_FAMILIES
+from benchmark.endpoint import Endpoint, ServerError, ServerQueries
+from benchmark.fleet import ClientDiedError, FleetResult, choose_num_processes, run_fleet, time_requests
+from benchmark.messages import Job
+from benchmark.metrics import Summary, summarize
+from benchmark.options import Options, parse_options
+from benchmark.report import Report
+from benchmark.workload import Workload, WorkloadError, make_workload, write_bodies
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark; return the exit status."""
+    options = parse_options(arguments)
+    try:
+        return _run(options, arguments)
+    except (WorkloadError, ServerError, ClientDiedError, OSError, ValueError) as error:
+        print(f"benchmark_sharegpt: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: Options, arguments: list[str]) -> int:
+    queries = ServerQueries(Endpoint.parse(options.base_url), options.api_key)
+    model = _model_name(options, queries)
+    workload = make_workload(options, queries, model)
+    server = _server_info(queries)
+    result = _send(options, workload, write_bodies(workload.prompts, options, model))
+    summary = summarize(result.outcomes, workload.prompts, options.limits)
+    report = Report(_title(options, workload), summary, result.cpu_fracs, dict(workload.skipped), workload.warnings)
+    print(report.table())
+    if options.json is not None:
+        options.json.write_bytes(report.json(["benchmark_sharegpt.py", *arguments], asdict(options), server))
+    return _exit_status(summary, options)
+
+
+def _model_name(options: Options, queries: ServerQueries) -> str:
+    if options.model is not None:
+        return options.model
+    if not API_FAMILIES[options.api].needs_model:
+        return ""
+    try:
+        return str(queries.get("/v1/models")["data"][0]["id"])
+    except (KeyError, IndexError, TypeError) as error:
+        raise ServerError("/v1/models lists no model: give --model") from error
+
+
+def _server_info(queries: ServerQueries) -> dict[str, Any]:
+    for path in ("/get_server_info", "/version"):
+        try:
+            info = queries.get(path)
+        except ServerError:
+            continue  # other servers have no such route
+        if isinstance(info, dict):
+            return info
+    return {}
+
+
+def _send(options: Options, workload: Workload, bodies: list[bytes]) -> FleetResult:
+    num_processes = options.client_processes or choose_num_processes(len(bodies), options.max_concurrency)
+    if options.num_warmups:
+        warmups = bodies[: options.num_warmups]
+        run_fleet(_job(options, warmups, [0.0] * len(warmups)), 1, _show_progress)
+    return run_fleet(_job(options, bodies, workload.offsets_s), num_processes, _show_progress)
+
+
+def _job(options: Options, bodies: list[bytes], offsets_s: list[float]) -> Job:
+    return Job(
+        base_url=options.base_url,
+        api=options.api,
+        api_key=options.api_key,
+        max_concurrency=options.max_concurrency,
+        timeout_s=options.timeout_s,
+        requests=time_requests(bodies, offsets_s),
+    )
+
+
+def _show_progress(num_ended: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{num_ended} requests ended", end="\r", file=sys.stderr, flush=True)
+
+
+def _title(options: Options, workload: Workload) -> str:
+    source = options.dataset.name if options.dataset is not None else "random ids"
+    return f"{len(workload.prompts)} requests of {source} to {options.base_url} ({options.api})"
+
+
+def _exit_status(summary: Summary, options: Options) -> int:
+    return int(summary.num_failed > options.max_failed_frac * summary.num_requests)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
