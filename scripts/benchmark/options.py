@@ -134,7 +134,7 @@ def _add_load_flags(group: "argparse._ArgumentGroup") -> None:
         type=_processes,
         default="auto",
         metavar="auto|N",
-        help="processes that generate the load; auto: by the streams in flight, on at most half the cores (%(default)s)",
+        help="processes that send the load; auto: by the streams in flight, at most half the cores (%(default)s)",
     )
 
 
