@@ -1,11 +1,11 @@
 """What the launcher found out before it started the children, written once to the run directory for all of them."""
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from lightserve.config import ServerConfig
+from lightserve.device import Device
 from lightserve.model_config import ModelConfig
 
 
@@ -32,7 +32,7 @@ class Boot(msgspec.Struct, frozen=True):
     tokenizer_dir: str
     served_model_name: str
     listen_fd: int
-    device: Literal["cpu", "cuda"]
+    device: Device
     max_req_total_len: int
     chunked_prefill_size: int
     batch_max_tokens: int

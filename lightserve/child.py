@@ -32,7 +32,7 @@ def process_name(kind: str, index: int) -> str:
 
 
 def run_child(kind: str, main: Callable[[str, int], None]) -> None:
-    """Run ``main(run_dir, index)`` as a child of the launcher; both arguments come from the command line.
+    """Run ``main(run_dir, index)`` as a child of the launcher; both are the last arguments of the command line.
 
     An exception that escapes from ``main``, or from any thread, is told to the launcher and ends the process with
     status 1. Signals that ask to end are ignored: the launcher gets them too, and ends its children in order.
@@ -41,7 +41,7 @@ def run_child(kind: str, main: Callable[[str, int], None]) -> None:
         kind: ``http_server``, ``router``, ``detokenizer`` or ``model_worker``.
         main: The process; it ends when this returns.
     """
-    run_dir, index = sys.argv[1], int(sys.argv[2])
+    run_dir, index = sys.argv[-2], int(sys.argv[-1])
     name = process_name(kind, index)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -85,4 +85,5 @@ def _die(run_dir: str, name: str, error: BaseException | None) -> None:
 def _describe(error: BaseException | None) -> str:
     if isinstance(error, ConfigError):
         return str(error)
-    return "".join(traceback.format_exception(error)).rstrip()
+    summary = "".join(traceback.format_exception_only(error))
+    return (summary + "".join(traceback.format_exception(error))).rstrip()
