@@ -137,7 +137,7 @@ def _sentencepiece(metadata: _Metadata, tokens: list[tuple[str, int]]) -> _Json:
 
 
 def _merges_from_scores(tokens: list[tuple[str, int]], scores: list[float]) -> Iterator[tuple[str, str]]:
-    """Yield every split of every piece, best score first: SentencePiece joins the neighbours whose union scores best."""
+    """Yield every split of every piece, best score first: SentencePiece joins the neighbours that score best."""
     pieces = {token: i for i, (token, kind) in enumerate(tokens) if kind == _TokenType.NORMAL}
     for piece in sorted(pieces, key=lambda piece: -scores[pieces[piece]]):
         splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))

@@ -45,7 +45,7 @@ class Tokenizer:
     Attributes:
         special_tokens: ``bos_token``, ``eos_token``, ``unk_token`` and ``pad_token`` as text, those that are named.
         special_ids: Ids of tokens that are not text but marks, such as the end of a turn.
-        chat_templates: Jinja sources by name; the usual one is ``default``.
+        chat_template: Jinja source of the usual chat template, if the model has one.
         bytes_table: [vocab_size], the bytes that each id adds to a text.
         strips_first_space: A whole text loses one leading space, which encoding had put there; a continuation keeps it.
     """
@@ -65,7 +65,7 @@ class Tokenizer:
         self._specials = {token_id: token for token_id, token in added.items() if token.special}
         self.special_ids = frozenset(self._specials)
         self.special_tokens = _named_tokens(config)
-        self.chat_templates = _chat_templates(config)
+        self.chat_template = _chat_template(config)
         self._prefix, self._suffix = self._added_around(config)
         self._lock = threading.Lock()
         self._plain: _PlainEncoder | None = None
@@ -101,11 +101,6 @@ class Tokenizer:
         """The token that ends a text, if one is named."""
         return self.special_tokens.get("eos_token")
 
-    @property
-    def chat_template(self) -> str | None:
-        """Source of the usual chat template, if the model has one."""
-        return self.chat_templates.get("default")
-
     @cached_property
     def special_id_of(self) -> Mapping[str, int]:
         """Ids of the special tokens by their text."""
@@ -120,13 +115,17 @@ class Tokenizer:
 
         Args:
             text: Of any length; nothing is cut.
-            add_special_tokens: Put around it what the model expects around a bare text, such as a first BOS.
+            add_special_tokens: Put around it what the model expects around a bare text, such as a first BOS; a text
+                that begins with its BOS gets no second one.
 
         Raises:
             RequestError: The text holds half of a surrogate pair and is not Unicode text.
         """
         ids = _encode(self._backend, text)
-        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+        if not add_special_tokens:
+            return ids
+        prefix = [] if ids[: len(self._prefix)] == self._prefix else self._prefix
+        return [*prefix, *ids, *self._suffix]
 
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
         """Encode a text whose special tokens are known: only the ids among ``parts`` become special tokens.
@@ -221,12 +220,10 @@ def _read_config(folder: Path) -> _TokenizerConfig:
     config = msgspec.structs.replace(
         _read_json(folder / "special_tokens_map.json"), **_set_fields(_read_json(folder / "tokenizer_config.json"))
     )
-    template = folder / "chat_template.jinja"
+    template = folder / "chat_template.jinja"  # newer folders have it in a file of its own, which then counts
     if not template.is_file():
         return config
-    named = config.chat_template if isinstance(config.chat_template, list) else []
-    default = _NamedTemplate("default", template.read_text(encoding="utf-8"))
-    return msgspec.structs.replace(config, chat_template=[*named, default])
+    return msgspec.structs.replace(config, chat_template=template.read_text(encoding="utf-8"))
 
 
 def _read_json(file: Path) -> _TokenizerConfig:
@@ -251,11 +248,8 @@ def _named_tokens(config: _TokenizerConfig) -> dict[str, str]:
     }
 
 
-def _chat_templates(config: _TokenizerConfig) -> dict[str, str]:
-    match config.chat_template:
-        case None:
-            return {}
-        case str(source):
-            return {"default": source}
-        case named:
-            return {entry.name: entry.template for entry in named}
+def _chat_template(config: _TokenizerConfig) -> str | None:
+    if not isinstance(config.chat_template, list):
+        return config.chat_template
+    named = {entry.name: entry.template for entry in config.chat_template}
+    return named.get("default", next(iter(named.values()), None))
