@@ -9,7 +9,7 @@ import msgspec
 
 from lightserve.errors import ConfigError
 
-_MOST = 2**31 - 1  # sizes and ids beyond int32 are damage
+MAX_SIZE = 2**31 - 1  # sizes and ids beyond int32 are damage
 
 
 class Fields:
@@ -50,11 +50,11 @@ class Fields:
         """Make the error that says what is wrong with a key."""
         return ConfigError(f"{self.source}: {key} {reason}")
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, *, at_most: int = MAX_SIZE) -> int:
         """Read a size: an integer of at least 1."""
         value = self._required(key, default)
-        if type(value) is not int or not 1 <= value <= _MOST:
-            raise self.refusal(key, f"must be an integer of at least 1, not {_shown(value)}")
+        if type(value) is not int or not 1 <= value <= at_most:
+            raise self.refusal(key, f"must be an integer from 1 to {at_most}, not {_shown(value)}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -82,7 +82,7 @@ class Fields:
         """Read one token id, a list of them, or nothing."""
         value = self._values.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if any(type(token_id) is not int or not 0 <= token_id <= _MOST for token_id in ids):
+        if any(type(token_id) is not int or not 0 <= token_id <= MAX_SIZE for token_id in ids):
             raise self.refusal(key, f"must be a token id or a list of token ids, not {_shown(value)}")
         return tuple(ids)
 
