@@ -1,0 +1,26 @@
+"""Bounds on what one request may ask for. Whatever grows with a request is bounded here, by the model or by the router.
+
+They are generous: no honest client meets them, and no hostile one gets past them.
+"""
+
+MAX_HEAD_BYTES = 64 * 1024  # request line and headers
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_CHOICES = 128  # n
+MAX_PROMPTS = 1024  # prompts of one /v1/completions body; also the bound on prompts times n
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024  # of one stop string
+MAX_STOP_TOKEN_IDS = 64
+MAX_MESSAGES = 16_384
+
+# Longest text that is tokenized at all. Nobody's text averages 32 characters a token, so what is longer cannot fit.
+MAX_CHARS_PER_TOKEN = 32
+MIN_PROMPT_CHARS = 64 * 1024  # below this the token count itself decides, and the error can name it
+
+# Events that wait for one streamed client. A client this far behind is given up, or a few that never read would hold
+# the memory of all: 16,384 unread tokens are about 6 MB.
+MAX_UNREAD_TOKENS = 16_384
+
+
+def max_prompt_chars(max_req_total_len: int) -> int:
+    """Return the most characters of a prompt that are worth tokenizing."""
+    return max(MIN_PROMPT_CHARS, MAX_CHARS_PER_TOKEN * max_req_total_len)

@@ -1,0 +1,95 @@
+"""What ``/metrics`` shows, over all HTTP processes of this server.
+
+With ``PROMETHEUS_MULTIPROC_DIR`` set before this module is first imported (process.py does), each process keeps its
+numbers in files there and any of them answers for all. Otherwise they live in this object's own registry.
+
+A request here is one choice: ``n=3`` counts three times in ``lightserve_requests_total``. The reasons add up to all
+requests ever asked for: ``stop``, ``length``, ``abort`` (the client left), ``refused`` (by us, once per HTTP request,
+or by the router) and ``error`` (the server failed, or the client read too slowly).
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from lightserve.errors import RequestError
+from lightserve.ipc.messages import LoadMsg
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_FIRST_TOKEN_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+_DURATION_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+
+
+class Metrics:
+    """All counters, gauges and histograms of one HTTP process."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "lightserve_requests", "Requests by how they ended", ["reason"], registry=self._registry
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that produced a token")
+        self.generated_tokens = self._counter("generated_tokens", "Tokens generated")
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From the checked request to its first token", _FIRST_TOKEN_BUCKETS_S
+        )
+        self.request_duration = self._histogram(
+            "request_duration_seconds", "From the checked request to its last token", _DURATION_BUCKETS_S
+        )
+        self.open_requests = Gauge(
+            "lightserve_open_http_requests",
+            "HTTP requests whose reply is not complete",
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
+        self._running = self._load_gauge("running_requests", "Requests in the running batch")
+        self._waiting = self._load_gauge("waiting_requests", "Requests in the queue")
+        self._used = self._load_gauge("kv_slots_used", "KV cache slots held by running requests")
+        self._cached = self._load_gauge("kv_slots_cached", "KV cache slots held by the prefix cache alone")
+        self._promised = self._load_gauge("kv_slots_promised", "Peak that the running batch may still reach")
+        self._total = self._load_gauge("kv_slots_total", "KV cache slots in all")
+
+    def count_request(self, reason: str) -> None:
+        """Count one request that ended."""
+        self._requests.labels(reason).inc()
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Count a request that is refused inside this block."""
+        try:
+            yield
+        except RequestError:
+            self.count_request("refused")
+            raise
+
+    def set_load(self, load: LoadMsg) -> None:
+        """Show what the router reported."""
+        self._running.set(load.num_running)
+        self._waiting.set(load.num_waiting)
+        self._used.set(load.used_slots)
+        self._cached.set(load.cached_slots)
+        self._promised.set(load.promised_slots)
+        self._total.set(load.max_total_token_num)
+
+    def exposition(self) -> bytes:
+        """Return everything in Prometheus's text format."""
+        directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        if directory is None:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, directory)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
+
+    def _counter(self, name: str, help_text: str) -> Counter:
+        return Counter(f"lightserve_{name}", help_text, registry=self._registry)
+
+    def _histogram(self, name: str, help_text: str, buckets_s: tuple[float, ...]) -> Histogram:
+        return Histogram(f"lightserve_{name}", help_text, registry=self._registry, buckets=buckets_s)
+
+    def _load_gauge(self, name: str, help_text: str) -> Gauge:
+        # Every HTTP process hears the same reports: the latest one counts, not their sum.
+        return Gauge(f"lightserve_{name}", help_text, registry=self._registry, multiprocess_mode="mostrecent")

@@ -1,0 +1,116 @@
+"""Puts one HTTP process together: links, state, routes, uvicorn."""
+
+import asyncio
+import dataclasses
+import socket
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from lightserve.boot import Boot
+from lightserve.child import freeze_garbage_collector, process_name
+from lightserve.http_server.app import build_app
+from lightserve.http_server.chat_template import ChatTemplate
+from lightserve.http_server.front_end import FrontEnd
+from lightserve.http_server.http_protocol import BoundedHttpProtocol
+from lightserve.http_server.mailroom import Mailroom
+from lightserve.http_server.metrics import Metrics
+from lightserve.http_server.prompts import Prompts
+from lightserve.http_server.status import Status
+from lightserve.http_server.streams import Streams
+from lightserve.ipc.links import AsyncInbox, Outbox
+from lightserve.ipc.messages import AbortMsg, GenerateMsg, HttpInbox, ReadyMsg
+from lightserve.tokenizer import Tokenizer
+
+# Longer than clients keep idle connections, or one would be closed just as its client uses it again.
+_KEEP_ALIVE_S = 75
+_BACKLOG = 8192  # 3,000 clients may come at once
+_GRACEFUL_S = 2
+
+
+async def serve(boot: Boot, index: int) -> None:
+    """Serve until the launcher says that it is over.
+
+    Args:
+        boot: What the launcher found out.
+        index: Which of the HTTP processes this is.
+    """
+    name = process_name("http_server", index)
+    inbox: AsyncInbox[HttpInbox] = AsyncInbox(boot.run_dir, name, HttpInbox)
+    router, launcher = Outbox(boot.run_dir, "router"), Outbox(boot.run_dir, "launcher")
+    front = _make_front_end(boot, index, router.send)
+    app = build_app(front, api_key=boot.config.api_key, server_info=_server_info(boot))
+
+    def started() -> None:
+        freeze_garbage_collector()
+        launcher.send(ReadyMsg(name))
+
+    server = _Server(_uvicorn_config(app), started)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_end_with(Mailroom(front, inbox), server))
+        await server.serve(sockets=[socket.socket(fileno=boot.listen_fd)])
+    front.prompts.close()
+    for link in (inbox, router, launcher):
+        link.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own ideas about signals: the launcher says when to end."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._started = started
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._started()
+
+
+async def _end_with(mailroom: Mailroom, server: uvicorn.Server) -> None:
+    await mailroom.run()
+    server.should_exit = True
+
+
+def _make_front_end(boot: Boot, index: int, send: Callable[[GenerateMsg | AbortMsg], None]) -> FrontEnd:
+    status = Status(boot.max_req_total_len)
+    metrics = Metrics()
+    tokenizer = Tokenizer.load(Path(boot.tokenizer_dir))
+    source = tokenizer.chat_template
+    encode_chat = None if source is None else ChatTemplate(source, tokenizer).encode_chat
+    return FrontEnd(
+        model_name=boot.served_model_name,
+        created=int(time.time()),
+        status=status,
+        streams=Streams(index, send, status, metrics),
+        prompts=Prompts(tokenizer, encode_chat, boot.model.vocab_size, status),
+        metrics=metrics,
+    )
+
+
+def _server_info(boot: Boot) -> dict[str, Any]:
+    settings = dataclasses.asdict(boot.config)
+    del settings["api_key"]
+    return {**settings, "version": version("lightserve"), "architecture": boot.model.architecture}
+
+
+def _uvicorn_config(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=BoundedHttpProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_GRACEFUL_S,
+    )
