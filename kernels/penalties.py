@@ -9,6 +9,10 @@ holds it.
 """
 
 import torch
+import triton
+import triton.language as tl
+
+from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 IN_PROMPT = 1 << 30
 
@@ -65,3 +69,105 @@ def forbid_reference(scores: torch.Tensor, forbidden_ids: torch.Tensor) -> None:
     """Do what ``forbid`` does, in plain torch."""
     rows, columns = (forbidden_ids >= 0).nonzero(as_tuple=True)
     scores[rows, forbidden_ids[rows, columns].long()] = float("-inf")
+
+
+def penalties(
+    logits: torch.Tensor,
+    token_counts: torch.Tensor,
+    req_rows: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Copy the logits, penalising what each request has already seen.
+
+    Args:
+        logits: [n, vocab_size] any float dtype; rows may be strided, their elements not. Left as they are.
+        token_counts: [num_rows, at least vocab_size] int32, see above.
+        req_rows: [n] int32, the row of ``token_counts`` that belongs to each row of ``logits``.
+        repetition: [n] float32, 1 = off.
+        presence: [n] float32, 0 = off.
+        frequency: [n] float32, 0 = off.
+        out: [n, vocab_size] float32 contiguous; made when not given.
+
+    Raises:
+        ValueError: ``token_counts`` is narrower than the logits, or a row is not contiguous.
+    """
+    n, vocab_size = logits.shape
+    if token_counts.shape[1] < vocab_size or token_counts.stride(1) != 1 or logits.stride(1) != 1:
+        raise ValueError(f"token_counts {tuple(token_counts.shape)} is too narrow for logits {tuple(logits.shape)}")
+    out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device) if out is None else out
+    if n == 0:
+        return out
+    _penalties_kernel[(n, triton.cdiv(vocab_size, 1024))](
+        logits,
+        token_counts,
+        req_rows,
+        repetition,
+        presence,
+        frequency,
+        out,
+        logits.stride(0),
+        token_counts.stride(0),
+        vocab_size,
+        BLOCK=1024,
+        num_warps=4,
+        **dependent_launch(logits),
+    )
+    return out
+
+
+def forbid(scores: torch.Tensor, forbidden_ids: torch.Tensor) -> None:
+    """Set some ids' scores to minus infinity, in place: they will never be sampled.
+
+    Args:
+        scores: [n, vocab_size], any float dtype; rows may be strided, their elements not. Changed.
+        forbidden_ids: [n, width] int32 contiguous; -1 fills up.
+    """
+    n, width = forbidden_ids.shape
+    if n and width:
+        block = triton.next_power_of_2(width)
+        _forbid_kernel[(n,)](
+            scores, forbidden_ids, scores.stride(0), width, BLOCK=block, num_warps=1, **dependent_launch(scores)
+        )
+
+
+@triton.jit
+def _penalties_kernel(
+    logits,
+    token_counts,
+    req_rows,
+    repetition,
+    presence,
+    frequency,
+    out,
+    logits_stride,
+    counts_stride,
+    vocab_size,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    token_id = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = token_id < vocab_size
+    wait_for_previous(PDL)
+    req_row = tl.load(req_rows + row).to(tl.int64)
+    seen = tl.load(token_counts + req_row * counts_stride + token_id, mask=inside, other=0)
+    score = tl.load(logits + row * logits_stride + token_id, mask=inside, other=0).to(tl.float32)
+    factor = tl.load(repetition + row)
+    score = tl.where(seen != 0, tl.where(score > 0, score / factor, score * factor), score)
+    generated = (seen & 0x3FFFFFFF).to(tl.float32)  # all bits below IN_PROMPT
+    score -= tl.load(presence + row) * (generated > 0).to(tl.float32)
+    score -= tl.load(frequency + row) * generated
+    tl.store(out + row * vocab_size + token_id, score, mask=inside)
+
+
+@triton.jit
+def _forbid_kernel(scores, forbidden_ids, scores_stride, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    wait_for_previous(PDL)
+    token_id = tl.load(forbidden_ids + row * width + column, mask=column < width, other=-1)
+    tl.store(scores + row * scores_stride + token_id, float("-inf"), mask=token_id >= 0)

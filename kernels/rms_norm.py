@@ -7,6 +7,10 @@ One program per row; squares, mean and product in float32, rounded once at the e
 """
 
 import torch
+import triton
+import triton.language as tl
+
+from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 
 def rms_norm_reference(
@@ -24,3 +28,91 @@ def add_rms_norm_reference(
     """Do what ``add_rms_norm`` does, in plain torch."""
     residual.add_(x)
     return rms_norm_reference(residual, weight, eps, out=out)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Normalise each row of ``x``.
+
+    Args:
+        x: [num_tokens, hidden], any float dtype; rows may be strided, their elements not.
+        weight: [hidden].
+        eps: Added to the mean square.
+        out: [num_tokens, hidden] contiguous; made when not given.
+
+    Raises:
+        ValueError: The shapes do not fit, or a row is not contiguous.
+    """
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    _check_rows(x, weight)
+    if x.shape[0]:
+        _launch(x, x, weight, eps, out, add=False)
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Add ``x`` to ``residual`` in place, then normalise each row of the sum (as rounded to its dtype).
+
+    Args:
+        x: [num_tokens, hidden], any float dtype; rows may be strided, their elements not.
+        residual: [num_tokens, hidden] contiguous, same dtype, changed.
+        weight: [hidden].
+        eps: Added to the mean square.
+        out: [num_tokens, hidden] contiguous, may be ``x``; made when not given.
+
+    Raises:
+        ValueError: The shapes do not fit, or a row is not contiguous.
+    """
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    _check_rows(x, weight)
+    if residual.shape != x.shape or not residual.is_contiguous():
+        raise ValueError(f"residual {tuple(residual.shape)} must be contiguous and shaped as x {tuple(x.shape)}")
+    if x.shape[0]:
+        _launch(x, residual, weight, eps, out, add=True)
+    return out
+
+
+def _check_rows(x: torch.Tensor, weight: torch.Tensor) -> None:
+    if x.dim() != 2 or x.stride(1) != 1 or weight.shape != x.shape[1:]:
+        raise ValueError(f"x {tuple(x.shape)} needs contiguous rows as wide as weight {tuple(weight.shape)}")
+
+
+def _launch(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, add: bool
+) -> None:
+    num_tokens, hidden = x.shape
+    block = triton.next_power_of_2(hidden)
+    _rms_norm_kernel[(num_tokens,)](
+        x,
+        residual,
+        weight,
+        out,
+        eps,
+        x.stride(0),
+        hidden,
+        ADD=add,
+        BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16),  # two 16-byte loads of bfloat16 per thread
+        **dependent_launch(x),
+    )
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x, residual, weight, out, eps, x_stride, hidden, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < hidden
+    gain = tl.load(weight + column, mask=inside, other=0).to(tl.float32)
+    wait_for_previous(PDL)
+    value = tl.load(x + row * x_stride + column, mask=inside, other=0)
+    if ADD:
+        before = tl.load(residual + row * hidden + column, mask=inside, other=0)
+        value = (value.to(tl.float32) + before.to(tl.float32)).to(value.dtype)
+        tl.store(residual + row * hidden + column, value, mask=inside)
+    wide = value.to(tl.float32)
+    mean_square = tl.sum(wide * wide) / hidden
+    normed = wide * tl.rsqrt(mean_square + eps) * gain
+    tl.store(out + row * hidden + column, normed.to(out.dtype.element_ty), mask=inside)

@@ -5,7 +5,10 @@ position's angles, rope(x) = (a·cos - b·sin, b·cos + a·sin). One program per
 """
 
 import torch
+import triton
+import triton.language as tl
 
+from lightserve.kernels.launch import dependent_launch, wait_for_previous
 from lightserve.kernels.rms_norm import rms_norm_reference
 
 
@@ -43,3 +46,135 @@ def rotate_reference(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     a, b = x.float().chunk(2, dim=-1)
     cos, sin = cos_sin.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+def rope_kv_write(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    out_slots: torch.Tensor,
+    kv_layer: torch.Tensor,
+    *,
+    num_heads: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rotate the queries and keys of ``qkv``; write keys and values into the cache and return the queries.
+
+    Args:
+        qkv: [num_tokens, (num_heads + 2 · num_kv_heads) · head_dim] contiguous: queries, keys, values.
+        cos_sin: [max_position, head_dim] float32: head_dim / 2 cosines, then as many sines.
+        positions: [num_tokens] int32.
+        out_slots: [num_tokens] int32.
+        kv_layer: [num_slots, 2, num_kv_heads, head_dim], one layer of the cache, changed at ``out_slots``.
+        num_heads: Query heads.
+        q_norm: [head_dim], RMSNorm of every query head before the rotation.
+        k_norm: [head_dim], the same for keys; both or neither.
+        eps: Of these norms.
+        out: [num_tokens, num_heads, head_dim] contiguous; made when not given.
+
+    Raises:
+        ValueError: The shapes do not fit.
+    """
+    num_tokens = qkv.shape[0]
+    _, _, num_kv_heads, head_dim = kv_layer.shape
+    rows = num_heads + 2 * num_kv_heads
+    if qkv.shape[1] != rows * head_dim or not qkv.is_contiguous():
+        raise ValueError(f"qkv {tuple(qkv.shape)} must be contiguous, {rows} heads of {head_dim} wide")
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm go together")
+    if kv_layer.stride(-1) != 1 or cos_sin.stride() != (head_dim, 1):
+        raise ValueError(f"a head of kv_layer and cos_sin {tuple(cos_sin.shape)} must be contiguous")
+    out = qkv.new_empty(num_tokens, num_heads, head_dim) if out is None else out
+    if num_tokens == 0:
+        return out
+    block_heads = min(triton.next_power_of_2(rows), 8)
+    _rope_kv_write_kernel[(num_tokens, triton.cdiv(rows, block_heads))](
+        qkv,
+        cos_sin,
+        positions,
+        out_slots,
+        kv_layer,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        out,
+        eps,
+        *kv_layer.stride()[:3],
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HALF=head_dim // 2,
+        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        BLOCK_HEADS=block_heads,
+        NORM=q_norm is not None,
+        num_warps=2,
+        **dependent_launch(qkv),
+    )
+    return out
+
+
+@triton.jit
+def _rope_kv_write_kernel(
+    qkv,
+    cos_sin,
+    positions,
+    out_slots,
+    kv_layer,
+    q_norm,
+    k_norm,
+    out,
+    eps,
+    slot_stride,
+    kv_stride,
+    head_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]  # queries, keys, values in one count
+    column = tl.arange(0, BLOCK_HALF)[None, :]
+    is_query = head < NUM_HEADS
+    is_value = head >= NUM_HEADS + NUM_KV_HEADS
+    inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (column < HALF)
+    wait_for_previous(PDL)
+    position = tl.load(positions + token).to(tl.int64)
+    slot = tl.load(out_slots + token).to(tl.int64)
+    cos = tl.load(cos_sin + position * (2 * HALF) + column, mask=column < HALF, other=0)
+    sin = tl.load(cos_sin + position * (2 * HALF) + HALF + column, mask=column < HALF, other=0)
+    cos = tl.where(is_value, 1.0, cos)
+    sin = tl.where(is_value, 0.0, sin)
+    source = qkv + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * 2 * HALF) + head * (2 * HALF) + column
+    a = tl.load(source, mask=inside, other=0).to(tl.float32)
+    b = tl.load(source + HALF, mask=inside, other=0).to(tl.float32)
+    if NORM:
+        mean_square = tl.sum(a * a + b * b, axis=1, keep_dims=True) / (2 * HALF)
+        factor = tl.where(is_value, 1.0, tl.rsqrt(mean_square + eps))
+        a = _round(a * factor * _gain(q_norm, k_norm, column, is_query, is_value, HALF), qkv)
+        b = _round(b * factor * _gain(q_norm + HALF, k_norm + HALF, column, is_query, is_value, HALF), qkv)
+    low = (a * cos - b * sin).to(kv_layer.dtype.element_ty)
+    high = (b * cos + a * sin).to(kv_layer.dtype.element_ty)
+    query = out + token * (NUM_HEADS * 2 * HALF) + head * (2 * HALF) + column
+    tl.store(query, low, mask=inside & is_query)
+    tl.store(query + HALF, high, mask=inside & is_query)
+    kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
+    target = kv_layer + slot * slot_stride + is_value.to(tl.int64) * kv_stride + kv_head * head_stride + column
+    tl.store(target, low, mask=inside & (head >= NUM_HEADS))
+    tl.store(target + HALF, high, mask=inside & (head >= NUM_HEADS))
+
+
+@triton.jit
+def _gain(q_norm, k_norm, column, is_query, is_value, HALF: tl.constexpr):
+    of_query = tl.load(q_norm + column, mask=column < HALF, other=0).to(tl.float32)
+    of_key = tl.load(k_norm + column, mask=column < HALF, other=0).to(tl.float32)
+    return tl.where(is_value, 1.0, tl.where(is_query, of_query, of_key))
+
+
+@triton.jit
+def _round(value, like):
+    return value.to(like.dtype.element_ty).to(tl.float32)

@@ -1,0 +1,38 @@
+"""What the launches of all kernels share: programmatic dependent launch, where the device has it.
+
+A kernel launched so may start while the one before it still drains. Each program of it first reads what no kernel writes
+(weights), then calls ``wait_for_previous``: everything earlier on the stream is complete after that. The next kernel is let
+in right behind the wait, never before it, so that at most two kernels are in flight.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@functools.cache
+def has_dependent_launch(device: torch.device) -> bool:
+    """Say whether kernels on this device may be launched before their predecessor has ended (Hopper and later)."""
+    return device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def dependent_launch(x: torch.Tensor) -> dict[str, bool]:
+    """Give the launch arguments that go with ``wait_for_previous`` on the device of ``x``."""
+    return {"PDL": True, "launch_pdl": True} if has_dependent_launch(x.device) else {"PDL": False}
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Count the device's multiprocessors; 1 where kernels are interpreted."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait until the kernel before this one has ended, then let the next one start."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()

@@ -1,0 +1,26 @@
+"""silu_mul against its reference."""
+
+import pytest
+import torch
+
+from lightserve.kernels.silu_mul import silu_mul, silu_mul_reference
+from tests.kernels.kit import DTYPES, assert_close, poisoned, randn
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 97), (5, 1536), (2, 14336)])
+def test_silu_mul_equals_its_reference(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    gate_up = randn(shape[0], 2 * shape[1], dtype=dtype)
+    assert_close(silu_mul(gate_up, out=poisoned(*shape, dtype=dtype)), silu_mul_reference(gate_up))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy's, in the interpreter
+def test_large_gates_neither_overflow_nor_turn_to_nan() -> None:
+    gate_up = torch.tensor([[60000.0, -60000.0, 1.0, 1.0]], dtype=torch.float16)
+    out = silu_mul(gate_up.to(randn(1).device))
+    assert out.tolist() == [[60000.0, 0.0]]
+
+
+def test_an_odd_width_is_refused() -> None:
+    with pytest.raises(ValueError, match="even"):
+        silu_mul(randn(2, 7))
