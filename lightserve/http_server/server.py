@@ -50,7 +50,7 @@ async def serve(boot: Boot, index: int) -> None:
         freeze_garbage_collector()
         launcher.send(ReadyMsg(name))
 
-    server = _Server(_uvicorn_config(app), started)
+    server = Server(uvicorn_config(app), started)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_end_with(Mailroom(front, inbox), server))
         await server.serve(sockets=[socket.socket(fileno=boot.listen_fd)])
@@ -59,7 +59,7 @@ async def serve(boot: Boot, index: int) -> None:
         link.close()
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn without its own ideas about signals: the launcher says when to end."""
 
     def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
@@ -101,7 +101,7 @@ def _server_info(boot: Boot) -> dict[str, Any]:
     return {**settings, "version": version("lightserve"), "architecture": boot.model.architecture}
 
 
-def _uvicorn_config(app: Any) -> uvicorn.Config:
+def uvicorn_config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=BoundedHttpProtocol,
