@@ -1,0 +1,104 @@
+"""The seam between the model and the machine: every operation the model uses, implemented once per kind of device.
+
+The model and the engine know this protocol only; ``choose_backend`` picks an implementation once, at start.
+"""
+
+from typing import Protocol
+
+import torch
+
+from lightserve.model_worker.forward_batch import ForwardBatch
+from lightserve.model_worker.layers.linear import Linear
+
+
+class Backend(Protocol):
+    """Operations on one device. Norms, rotations and softmax are computed in float32 and rounded once."""
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """Prepare a projection. It may keep its own layout of ``weight`` only."""
+
+    def begin(self, batch: ForwardBatch, padding_slot: int) -> None:
+        """Derive what all layers of this batch share. Called once before the first layer."""
+
+    def embedding(self, token_ids: torch.Tensor, table: torch.Tensor, *, first_id: int) -> torch.Tensor:
+        """Look up rows of a shard of the table that starts at ``first_id``; zeros for ids outside it."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise rows."""
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Add ``x`` to ``residual`` in place and normalise the sum."""
+
+    def rope_kv_write(
+        self,
+        qkv: torch.Tensor,
+        kv_layer: torch.Tensor,
+        *,
+        num_heads: int,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """Normalise (if asked) and rotate queries and keys, write K and V to the batch's slots.
+
+        Returns:
+            [num_tokens, num_heads, head_dim], the rotated queries.
+        """
+
+    def attention(self, q: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
+        """Attend causally from every token of the batch to its request's slots.
+
+        Args:
+            q: [num_tokens, num_heads, head_dim].
+            kv_layer: [num_slots + 1, 2, num_kv_heads, head_dim], with this step's K and V in it.
+
+        Returns:
+            [num_tokens, num_heads, head_dim].
+        """
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Map [n, 2 * width], gate then up, to silu(gate) * up."""
+
+
+class SamplingOps(Protocol):
+    """Operations on logits; what each means is written in ``kernels/sampling.py`` and ``kernels/penalties.py``."""
+
+    def greedy(self, logits: torch.Tensor, *, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose the greatest logit of each row."""
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        seeds: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        vocab_size: int,
+        scores: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw one id of each row."""
+
+    def penalties(
+        self,
+        logits: torch.Tensor,
+        token_counts: torch.Tensor,
+        req_rows: torch.Tensor,
+        repetition: torch.Tensor,
+        presence: torch.Tensor,
+        frequency: torch.Tensor,
+    ) -> torch.Tensor:
+        """Lower the logits of ids that a request has seen."""
+
+    def forbid(self, scores: torch.Tensor, forbidden_ids: torch.Tensor) -> None:
+        """Set scores to -inf, in place."""
+
+
+def has_native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware (AVX512-BF16, AMX, or Arm's BF16)."""
+    capabilities = torch.cpu.get_capabilities()
+    if capabilities.get("architecture") == "x86_64":
+        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    return bool(capabilities.get("bf16"))

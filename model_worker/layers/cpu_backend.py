@@ -1,0 +1,93 @@
+"""The backend for CPUs: torch operations chosen for few calls and few passes over memory."""
+
+import torch
+import torch.nn.functional as F
+
+from lightserve.kernels.embedding import embedding_reference
+from lightserve.model_worker.forward_batch import ForwardBatch
+from lightserve.model_worker.layers.attention_cpu import AttentionPlan, attend, plan_attention
+from lightserve.model_worker.layers.linear import Linear, PackedLinear, PlainLinear, can_pack
+from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
+from lightserve.rope_config import RopeConfig
+
+
+class CpuBackend:
+    """Implements ``Backend``.
+
+    Args:
+        rope: The rotary embedding.
+        head_dim: Of queries, K and V.
+        num_kv_heads: This rank's.
+        dtype: Of weights, activations and cache.
+    """
+
+    def __init__(self, rope: RopeConfig, *, head_dim: int, num_kv_heads: int, dtype: torch.dtype) -> None:
+        self._inv_freq = inverse_frequencies(rope, head_dim)
+        self._attention_factor = rope.attention_factor
+        self._num_kv_heads = num_kv_heads
+        self._dtype = dtype
+        self._packs = can_pack(dtype)
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """Prepare a projection."""
+        return PackedLinear(weight, bias) if self._packs else PlainLinear(weight, bias)
+
+    def begin(self, batch: ForwardBatch, padding_slot: int) -> None:
+        """Derive what all layers of this batch share."""
+        angles = cos_sin(batch.positions, self._inv_freq, self._attention_factor).unsqueeze(1)
+        cos, sin = angles.chunk(2, dim=-1)  # [num_tokens, 1, head_dim / 2] each
+        # rope(x) = x * (cos, cos) + halves_swapped(x) * (-sin, sin): two products instead of four and a join.
+        self._cos = torch.cat((cos, cos), dim=-1)
+        self._sin = torch.cat((-sin, sin), dim=-1)
+        self._out_slots = batch.out_slots.long()
+        self._plan: AttentionPlan = plan_attention(
+            batch, num_kv_heads=self._num_kv_heads, padding_slot=padding_slot, dtype=self._dtype
+        )
+
+    def embedding(self, token_ids: torch.Tensor, table: torch.Tensor, *, first_id: int) -> torch.Tensor:
+        """Look up rows of a shard of the table."""
+        return embedding_reference(token_ids, table, first_id=first_id)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise rows."""
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Add ``x`` to ``residual`` in place and normalise the sum."""
+        return F.rms_norm(residual.add_(x), weight.shape, weight, eps)
+
+    def rope_kv_write(
+        self,
+        qkv: torch.Tensor,
+        kv_layer: torch.Tensor,
+        *,
+        num_heads: int,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """Normalise (if asked) and rotate queries and keys, write K and V to the batch's slots."""
+        num_kv_heads, head_dim = kv_layer.shape[2:]
+        heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
+        qk = heads[:, : num_heads + num_kv_heads]
+        if q_norm is not None and k_norm is not None:
+            q, k = torch.split(qk, [num_heads, num_kv_heads], dim=1)
+            qk = torch.cat((self.rms_norm(q, q_norm, eps), self.rms_norm(k, k_norm, eps)), dim=1)
+        rotated = self._rotate(qk)
+        heads[:, num_heads : num_heads + num_kv_heads] = rotated[:, num_heads:]
+        kv_layer.index_copy_(0, self._out_slots, heads[:, num_heads:].reshape(-1, 2, num_kv_heads, head_dim))
+        return rotated[:, :num_heads]
+
+    def _rotate(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        swapped = wide.roll(x.shape[-1] // 2, dims=-1)
+        return wide.mul_(self._cos).addcmul_(swapped, self._sin).to(x.dtype)
+
+    def attention(self, q: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
+        """Attend causally from every token of the batch to its request's slots."""
+        return attend(q, kv_layer, self._plan)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Map [n, 2 * width], gate then up, to silu(gate) * up."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)

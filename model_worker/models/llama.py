@@ -1,0 +1,90 @@
+"""The Llama family: one decoder for Llama, Mistral, Qwen2 and Qwen3; what differs are facts of ``ModelConfig``."""
+
+import torch
+
+from lightserve.model_config import ModelConfig
+from lightserve.model_worker.forward_batch import ForwardBatch
+from lightserve.model_worker.kv_cache import KVCache
+from lightserve.model_worker.layers.backend import Backend
+from lightserve.model_worker.tensor_parallel import Ranks
+from lightserve.model_worker.weights.model_weights import LayerWeights, ModelWeights
+from lightserve.model_worker.weights.sharding import Shard
+
+
+class DecoderLayer:
+    """Attention and feed-forward of one layer, this rank's share."""
+
+    def __init__(self, weights: LayerWeights, backend: Backend) -> None:
+        self.input_norm = weights.input_norm
+        self.qkv = backend.linear(weights.qkv, weights.qkv_bias)
+        self.q_norm = weights.q_norm
+        self.k_norm = weights.k_norm
+        self.o_proj = backend.linear(weights.o_proj)
+        self.post_attention_norm = weights.post_attention_norm
+        self.gate_up = backend.linear(weights.gate_up)
+        self.down_proj = backend.linear(weights.down_proj)
+
+
+class LlamaModel:
+    """One rank's model.
+
+    Args:
+        config: The model's facts.
+        weights: This rank's; layers leave the list as they are prepared, so that at most one is held twice.
+        shard: What this rank holds.
+        backend: Does the arithmetic.
+        ranks: The other ranks.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, shard: Shard, *, backend: Backend, ranks: Ranks
+    ) -> None:
+        self._eps = config.rms_norm_eps
+        self._num_heads = len(shard.q_heads)
+        self._first_id = shard.vocab.start
+        self._backend = backend
+        self._ranks = ranks
+        self._embedding = weights.embedding
+        self._layers = [DecoderLayer(weights.layers.pop(0), backend) for _ in range(config.num_layers)]
+        self._final_norm = weights.final_norm
+        self._lm_head = backend.linear(weights.lm_head)
+
+    def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+        """Run the batch, writing its K and V.
+
+        Returns:
+            [num_sampled, hidden_size], last hidden states of the sampled tokens.
+        """
+        backend = self._backend
+        backend.begin(batch, kv_cache.padding_slot)
+        residual = self._ranks.all_reduce(backend.embedding(batch.token_ids, self._embedding, first_id=self._first_id))
+        x = backend.rms_norm(residual, self._layers[0].input_norm, self._eps)
+        next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
+        for layer, kv_layer, next_norm in zip(self._layers, kv_cache.layers, next_norms, strict=True):
+            x = self._ranks.all_reduce(self._attention(layer, x, kv_layer))
+            x = backend.add_rms_norm(x, residual, layer.post_attention_norm, self._eps)
+            x = self._ranks.all_reduce(layer.down_proj(backend.silu_mul(layer.gate_up(x))))
+            x = backend.add_rms_norm(x, residual, next_norm, self._eps)
+        return x[batch.sampled_tokens]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden states to logits.
+
+        Args:
+            hidden: [n, hidden_size], n at least 1.
+
+        Returns:
+            [n, world_size * vocab_rows], in the model's dtype; columns at or beyond ``vocab_size`` mean nothing.
+        """
+        return self._ranks.all_gather_columns(self._lm_head(hidden))
+
+    def _attention(self, layer: DecoderLayer, x: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
+        q = self._backend.rope_kv_write(
+            layer.qkv(x),
+            kv_layer,
+            num_heads=self._num_heads,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=self._eps,
+        )
+        return layer.o_proj(self._backend.attention(q, kv_layer).flatten(1))
