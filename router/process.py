@@ -1,0 +1,134 @@
+"""The router process: receives requests, plans steps, calls the model workers, sends tokens on."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from lightserve.boot import Boot, read_boot
+from lightserve.child import freeze_garbage_collector, run_child
+from lightserve.ipc.links import Inbox, Outbox
+from lightserve.ipc.messages import (
+    AbortMsg,
+    DetokenizerInbox,
+    GenerateMsg,
+    LoadMsg,
+    ReadyMsg,
+    RouterInbox,
+    StepPlan,
+    StepResult,
+    StopMsg,
+)
+from lightserve.router.limits import Limits
+from lightserve.router.scheduler import Scheduler
+from lightserve.router.worker_client import WorkerClient
+
+
+class Workers(Protocol):
+    """What the router asks of the model workers."""
+
+    def step(self, plan: StepPlan) -> StepResult | None:
+        """Launch a step and return the result of the one before it."""
+
+    def flush(self) -> StepResult | None:
+        """Return the result of the last step launched."""
+
+
+class Messages(Protocol):
+    """What the router asks of its inbox."""
+
+    def receive(self, timeout_s: float | None = None) -> RouterInbox | None:
+        """Wait for one message."""
+
+    def drain(self) -> list[RouterInbox]:
+        """Take all that have arrived."""
+
+
+class Router:
+    """The router's loop.
+
+    Args:
+        inbox: Where requests arrive.
+        send: Takes messages to the detokenizer.
+        scheduler: Decides what runs.
+        workers: Run it.
+    """
+
+    def __init__(
+        self,
+        inbox: Messages,
+        send: Callable[[DetokenizerInbox], None],
+        scheduler: Scheduler,
+        workers: Workers,
+    ) -> None:
+        self._inbox = inbox
+        self._send = send
+        self._scheduler = scheduler
+        self._workers = workers
+        self._sent_load: LoadMsg | None = None
+
+    def turn(self) -> None:
+        """Receive, plan and launch a step, apply the result of the one before."""
+        self._receive()
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self._apply(self._workers.step(plan))
+        elif not self._scheduler.is_idle:
+            self._apply(self._workers.flush())
+        self._send_load()
+
+    def _receive(self) -> None:
+        if self._scheduler.is_idle:
+            message = self._inbox.receive()
+            if message is not None:
+                self._take_in(message)
+        for message in self._inbox.drain():
+            self._take_in(message)
+
+    def _take_in(self, message: RouterInbox) -> None:
+        match message:
+            case GenerateMsg():
+                self._scheduler.add(message)
+            case AbortMsg(req_ids):
+                self._scheduler.abort(req_ids)
+            case StopMsg(req_ids):
+                self._scheduler.stop(req_ids)
+
+    def _apply(self, result: StepResult | None) -> None:
+        if result is not None:
+            self._scheduler.apply(result)
+
+    def _send_load(self) -> None:
+        load = self._scheduler.load()
+        if load != self._sent_load:
+            self._send(load)
+            self._sent_load = load
+
+
+def main(run_dir: str, index: int) -> None:
+    """Run the router; returns never."""
+    boot = read_boot(run_dir)
+    inbox: Inbox[RouterInbox] = Inbox(run_dir, "router", RouterInbox)
+    detokenizer, launcher = Outbox(run_dir, "detokenizer"), Outbox(run_dir, "launcher")
+    workers = WorkerClient(run_dir, boot.config.tp)
+    reply = workers.load()
+    scheduler = Scheduler(_limits(boot, reply.max_total_token_num), detokenizer.send)
+    router = Router(inbox, detokenizer.send, scheduler, workers)
+    launcher.send(ReadyMsg("router", reply.max_total_token_num, reply.note))
+    freeze_garbage_collector()
+    while True:
+        router.turn()
+
+
+def _limits(boot: Boot, max_total_token_num: int) -> Limits:
+    return Limits(
+        max_total_token_num=max_total_token_num,
+        max_req_total_len=boot.max_req_total_len,
+        running_max_req_size=boot.config.running_max_req_size,
+        batch_max_tokens=boot.batch_max_tokens,
+        chunked_prefill_size=boot.chunked_prefill_size,
+        max_queued_reqs=boot.config.max_queued_reqs,
+        eos_token_ids=boot.model.eos_token_ids,
+    )
+
+
+if __name__ == "__main__":
+    run_child("router", main)

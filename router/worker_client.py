@@ -1,0 +1,96 @@
+"""The router's side of the model workers: one rpyc connection per rank, over unix sockets, plain bytes both ways."""
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import msgspec
+import rpyc
+from rpyc.core.service import VoidService
+from rpyc.utils.factory import unix_connect
+
+from lightserve.errors import InvariantError
+from lightserve.ipc.messages import LoadReply, StepPlan, StepResult
+
+Call: TypeAlias = Callable[[bytes], bytes]
+AsyncCall: TypeAlias = Callable[[bytes], Any]
+
+_CONNECT_PAUSE_S = 0.02
+# A step takes as long as it takes. An operator's mistake that a worker finds must arrive here as what it is.
+_PROTOCOL = {"sync_request_timeout": None, "allow_pickle": False, "instantiate_custom_exceptions": True}
+
+
+class WorkerClient:
+    """All ranks, called with the same bytes; rank 0 answers.
+
+    Args:
+        run_dir: The server's run directory.
+        num_ranks: Tensor-parallel ranks; waits until each one listens.
+    """
+
+    def __init__(self, run_dir: str, num_ranks: int) -> None:
+        self._connections = [_connect(f"{run_dir}/model_worker-{rank}") for rank in range(num_ranks)]
+        first, *others = (connection.root for connection in self._connections)
+        # Fetched once: looking a method up is a round trip of its own.
+        self._step: Call = first.step
+        self._flush: Call = first.flush
+        self._async_steps: list[AsyncCall] = [rpyc.async_(root.step) for root in others]
+        self._async_flushes: list[AsyncCall] = [rpyc.async_(root.flush) for root in others]
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(StepResult)
+
+    def load(self) -> LoadReply:
+        """Let every rank load its part of the model.
+
+        Returns:
+            The reply of the rank with the fewest slots.
+        """
+        pending = [rpyc.async_(connection.root.load)(b"") for connection in self._connections]
+        replies = [msgspec.msgpack.decode(self._await(reply), type=LoadReply) for reply in pending]
+        return min(replies, key=lambda reply: reply.max_total_token_num)
+
+    def step(self, plan: StepPlan) -> StepResult | None:
+        """Launch a step, and wait for the result of the one before it.
+
+        Returns:
+            That result; None when every earlier one has been returned.
+
+        Raises:
+            InvariantError: A worker has gone.
+        """
+        return self._call(self._step, self._async_steps, self._encoder.encode(plan))
+
+    def flush(self) -> StepResult | None:
+        """Wait for the result of the step launched last, as ``step`` does, without launching another."""
+        return self._call(self._flush, self._async_flushes, b"")
+
+    def close(self) -> None:
+        """Hang up."""
+        for connection in self._connections:
+            connection.close()
+
+    def _call(self, call: Call, async_calls: list[AsyncCall], payload: bytes) -> StepResult | None:
+        try:
+            pending = [async_call(payload) for async_call in async_calls]
+            reply = call(payload)
+        except EOFError as error:
+            raise InvariantError("a model worker has closed its connection") from error
+        for other in pending:
+            self._await(other)
+        return self._decoder.decode(reply) if reply else None
+
+    def _await(self, pending: Any) -> bytes:
+        try:
+            value: bytes = pending.value
+        except EOFError as error:
+            raise InvariantError("a model worker has closed its connection") from error
+        return value
+
+
+def _connect(path: str) -> "rpyc.Connection":
+    """Connect to a worker, which starts at the same time as this process and may not listen yet."""
+    while True:
+        try:
+            return unix_connect(path, VoidService, _PROTOCOL)
+        except (FileNotFoundError, ConnectionRefusedError):
+            time.sleep(_CONNECT_PAUSE_S)
