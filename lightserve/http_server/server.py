@@ -98,7 +98,8 @@ def _make_front_end(boot: Boot, index: int, send: Callable[[GenerateMsg | AbortM
 def _server_info(boot: Boot) -> dict[str, Any]:
     settings = dataclasses.asdict(boot.config)
     del settings["api_key"]
-    return {**settings, "version": version("lightserve"), "architecture": boot.model.architecture}
+    model = {"architecture": boot.model.architecture, "vocab_size": boot.model.vocab_size}
+    return {**settings, "version": version("lightserve"), **model}
 
 
 def uvicorn_config(app: Any) -> uvicorn.Config:
