@@ -34,10 +34,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: Options, arguments: list[str]) -> int:
-    queries = ServerQueries(Endpoint.parse(options.base_url), options.api_key)
-    model = _model_name(options, queries)
-    workload = make_workload(options, queries, model)
-    server = _server_info(queries)
+    with ServerQueries(Endpoint.parse(options.base_url), options.api_key) as queries:
+        model = _model_name(options, queries)
+        workload = make_workload(options, queries, model)
+        server = _server_info(queries)
     result = _send(options, workload, write_bodies(workload.prompts, options, model))
     summary = summarize(result.outcomes, workload.prompts, options.limits)
     report = Report(_title(options, workload), summary, result.cpu_fracs, dict(workload.skipped), workload.warnings)

@@ -158,7 +158,8 @@ def _openai_options(prompt: Prompt, sampling: Sampling, model: str) -> dict[str,
         "stream_options": {"include_usage": True},
     }
     if sampling.ignore_eos:
-        options["ignore_eos"] = True
+        # Beyond OpenAI's API, but every engine has both. Special tokens would otherwise leave answers without text.
+        options |= {"ignore_eos": True, "skip_special_tokens": False}
     return options
 
 

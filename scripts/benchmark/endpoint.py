@@ -54,7 +54,10 @@ class Endpoint:
 
 
 class ServerQueries:
-    """Blocking JSON requests over one kept connection, for what must be known before the load starts."""
+    """Blocking JSON requests over one kept connection, for what must be known before the load starts.
+
+    A context manager, which closes that connection.
+    """
 
     def __init__(self, endpoint: Endpoint, api_key: str | None) -> None:
         self._prefix = endpoint.prefix
@@ -67,6 +70,12 @@ class ServerQueries:
             self._connection = http.client.HTTPSConnection(
                 endpoint.host, endpoint.port, timeout=_ANSWER_LIMIT_S, context=context
             )
+
+    def __enter__(self) -> "ServerQueries":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
 
     def get(self, path: str) -> Any:
         """GET a path.

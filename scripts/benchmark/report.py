@@ -67,7 +67,7 @@ class Report:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": _command_line(arguments),
             "versions": _versions(),
-            "settings": settings | {"api_key": None},
+            "settings": settings | {"api_key": None, "request_rate": str(settings["request_rate"])},  # JSON has no inf
             "server": server,
             "results": asdict(self.summary),
             "client_cpu_fracs": self.cpu_fracs,

@@ -79,8 +79,8 @@ def _make_prompt(raw: msgspec.Raw, lengths: LengthFilter, counter: TokenCounter)
         raise _SkipError("prompt too long")
     if len(answer) > _CHARS_PER_TOKEN * lengths.max_total_len and lengths.output_len is None:
         raise _SkipError("prompt and answer too long")
-    prompt_len = counter.count(question, add_special_tokens=True)
-    output_len = lengths.output_len or counter.count(answer, add_special_tokens=False)
+    prompt_len = counter.count(question)
+    output_len = lengths.output_len or counter.count(answer)
     if prompt_len < _MIN_TOKENS or (output_len < _MIN_TOKENS and lengths.output_len is None):
         raise _SkipError("prompt or answer too short")
     if prompt_len > lengths.max_prompt_len:

@@ -1,4 +1,8 @@
-"""How many tokens a text has: by a tokenizer folder, or by the server."""
+"""How many tokens a text has: by a tokenizer folder, or by the server.
+
+Special tokens that the tokenizer puts around a text (such as BOS) count, in prompts and in answers: the usual filter of
+ShareGPT counts so.
+"""
 
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +15,7 @@ from benchmark.endpoint import ServerError, ServerQueries
 class TokenCounter(Protocol):
     """Counts the tokens of texts."""
 
-    def count(self, text: str, *, add_special_tokens: bool) -> int:
+    def count(self, text: str) -> int:
         """Return the number of tokens of a text."""
 
 
@@ -25,9 +29,9 @@ class FileTokens:
     def __init__(self, path: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
 
-    def count(self, text: str, *, add_special_tokens: bool) -> int:
+    def count(self, text: str) -> int:
         """Return the number of tokens of a text."""
-        return len(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return len(self._tokenizer.encode(text).ids)
 
     @property
     def vocab_size(self) -> int:
@@ -42,14 +46,14 @@ class ServerTokens:
         self._queries = queries
         self._model = model
 
-    def count(self, text: str, *, add_special_tokens: bool) -> int:
+    def count(self, text: str) -> int:
         """Return the number of tokens of a text.
 
         Raises:
             ServerError: The server has no such route, or refuses.
         """
-        body = {"prompt": text, "add_special_tokens": add_special_tokens}
-        reply = self._queries.post("/tokenize", body | ({"model": self._model} if self._model else {}))
+        model = {"model": self._model} if self._model else {}
+        reply = self._queries.post("/tokenize", {"prompt": text, **model})
         if not isinstance(reply, dict) or not isinstance(reply.get("count"), int):
             raise ServerError("POST /tokenize: the reply has no count")
         return int(reply["count"])
