@@ -8,6 +8,7 @@ import torch
 
 from lightserve.errors import ConfigError
 from lightserve.model_config import ModelConfig
+from lightserve.model_worker.host import free_host_bytes
 from lightserve.model_worker.weights.dummy import fill_dummy
 from lightserve.model_worker.weights.gguf_file import GgufFile
 from lightserve.model_worker.weights.layout import Piece, allocate, pieces_of
@@ -24,6 +25,7 @@ _BLOCK_ELEMENTS = 1 << 22  # 8 MiB of bfloat16: long enough for the bus, short e
 _LAYER_PREFIXES = ("model.layers.", "blk.")
 _KNOWN_UNUSED = ("lm_head.weight", "rope_freqs.weight")  # a tied head saved twice; read with the configuration
 _SHOWN_NAMES = 5
+GIB = 1 << 30
 
 
 def load_weights(
@@ -39,14 +41,17 @@ def load_weights(
             damaged or not those of this model.
     """
     shard = Shard.of(config, rank, world_size)
-    if load_format == "dummy":
-        weights = _allocate(config, shard, device, dtype)
-        fill_dummy(weights, config, shard)
-        return weights
-    source = _open(config)
-    _check(source, list(pieces_of(allocate(config, shard, torch.device("meta"), dtype), config, shard)))
+    needed = list(pieces_of(_allocate(config, shard, torch.device("meta"), dtype), config, shard))
+    source = None if load_format == "dummy" else _open(config)
+    if source is not None:
+        _check(source, needed)
+    if device.type == "cpu":
+        _check_memory(config, sum(piece.target.nbytes for piece in needed))
     weights = _allocate(config, shard, device, dtype)
-    _fill(source, weights, config, shard, device)
+    if source is None:
+        fill_dummy(weights, config, shard)
+    else:
+        _fill(source, weights, config, shard, device)
     return weights
 
 
@@ -58,9 +63,18 @@ def _open(config: ModelConfig) -> TensorSource:
 def _allocate(config: ModelConfig, shard: Shard, device: torch.device, dtype: torch.dtype) -> ModelWeights:
     try:
         return allocate(config, shard, device, dtype)
-    except RuntimeError as error:  # torch has no narrower word for "too large", and a subclass of it for a full GPU
+    except RuntimeError as error:  # what torch raises where sizes overflow; a subclass of it where a GPU is full
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"--model_dir {config.weights_path}: its weights do not fit {device} ({reason})") from error
+        raise ConfigError(f"--model_dir {config.weights_path}: its weights do not fit ({reason})") from error
+
+
+def _check_memory(config: ModelConfig, num_bytes: int) -> None:
+    free_bytes = free_host_bytes()
+    if num_bytes > free_bytes:
+        raise ConfigError(
+            f"--model_dir {config.weights_path}: its weights take {num_bytes / GIB:.1f} GiB, and "
+            f"{free_bytes / GIB:.1f} GiB of memory are free"
+        )
 
 
 def _fill(source: TensorSource, weights: ModelWeights, config: ModelConfig, shard: Shard, device: torch.device) -> None:

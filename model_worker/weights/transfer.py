@@ -1,14 +1,14 @@
 """From files to the device: worker threads read and dequantise, one thread copies on."""
 
-import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from lightserve.model_worker.host import num_usable_cpus
 from lightserve.model_worker.weights.layout import Piece
 from lightserve.model_worker.weights.tensor_source import TensorSource
 
@@ -17,12 +17,20 @@ _WIDEST_BYTES = 4  # of a number as it is read: float32
 _SPARE_BUFFERS = 4  # copies that may be on their way to the GPU while the threads fill the other buffers
 
 
+class Buffers(Protocol):
+    """Memory through which a piece passes on its way; None where it needs no such detour."""
+
+    def take(self) -> torch.Tensor | None:
+        """Return a buffer that nobody uses, [num_bytes] uint8."""
+
+    def give(self, buffer: torch.Tensor | None) -> None:
+        """Take back a buffer whose copy to the device has just been queued."""
+
+
 def transfer(
     source: TensorSource, pieces: Sequence[Piece], device: torch.device, on_bytes: Callable[[int], None]
 ) -> None:
     """Fill every piece's target.
-
-    Reading runs a few pieces ahead of copying, so that host memory stays bounded by that many pieces.
 
     Args:
         source: Where the numbers are.
@@ -30,17 +38,33 @@ def transfer(
         device: Where all the targets are.
         on_bytes: Told the size of each target that has been filled.
     """
-    num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+    num_threads = min(_MAX_THREADS, num_usable_cpus())
     depth = 2 * num_threads
-    buffers: _Buffers = _NoBuffers()
     if device.type == "cuda":
-        buffers = _PinnedBuffers(depth + _SPARE_BUFFERS, max(piece.target.numel() for piece in pieces) * _WIDEST_BYTES)
+        largest = max(piece.target.numel() for piece in pieces) * _WIDEST_BYTES
+        transfer_through(_PinnedBuffers(depth + _SPARE_BUFFERS, largest, device), source, pieces, num_threads, on_bytes)
+        torch.cuda.synchronize(device)
+    else:
+        transfer_through(NoBuffers(), source, pieces, num_threads, on_bytes)
+
+
+def transfer_through(
+    buffers: Buffers,
+    source: TensorSource,
+    pieces: Iterable[Piece],
+    num_threads: int,
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Fill every piece's target, reading on ``num_threads`` threads and copying on this one.
+
+    At most twice as many pieces as threads have been read but not copied, so that host memory stays bounded.
+    """
     waiting: deque[tuple[Piece, torch.Tensor | None, Future[torch.Tensor]]] = deque()
 
     def land() -> None:
         piece, buffer, future = waiting.popleft()
         # A dtype that differs is converted on the device.
-        piece.target.copy_(future.result().to(device, non_blocking=True))
+        piece.target.copy_(future.result().to(piece.target.device, non_blocking=True))
         buffers.give(buffer)
         on_bytes(piece.target.nbytes)
 
@@ -48,12 +72,10 @@ def transfer(
         for piece in pieces:
             buffer = buffers.take()
             waiting.append((piece, buffer, pool.submit(_fetch, source, piece, buffer)))
-            if len(waiting) == depth:
+            if len(waiting) == 2 * num_threads:
                 land()
         while waiting:
             land()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _fetch(source: TensorSource, piece: Piece, buffer: torch.Tensor | None) -> torch.Tensor:
@@ -70,31 +92,25 @@ def _as_bytes(tensor: torch.Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.
     return tensor.view(torch.uint8).numpy()
 
 
-class _Buffers(Protocol):
-    def take(self) -> torch.Tensor | None: ...
-
-    def give(self, buffer: torch.Tensor | None) -> None: ...
-
-
-class _NoBuffers:
+class NoBuffers:
     """The CPU copies straight from what was read."""
 
     def take(self) -> None:
-        return None
+        """Return nothing."""
 
     def give(self, buffer: torch.Tensor | None) -> None:
-        pass
+        """Take nothing back."""
 
 
 class _PinnedBuffers:
     """A fixed set of page-locked buffers, from which a GPU copies while the CPU goes on."""
 
-    def __init__(self, count: int, num_bytes: int) -> None:
+    def __init__(self, count: int, num_bytes: int, device: torch.device) -> None:
         self._free = deque(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(count))
         self._leaving: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
+        self._device = device
 
     def take(self) -> torch.Tensor:
-        """Return a buffer nobody reads, waiting for the oldest copy when there is none."""
         if self._free:
             return self._free.popleft()
         event, buffer = self._leaving.popleft()
@@ -102,8 +118,8 @@ class _PinnedBuffers:
         return buffer
 
     def give(self, buffer: torch.Tensor | None) -> None:
-        """Take back a buffer whose copy has just been queued."""
-        if buffer is not None:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
-            event.record()
-            self._leaving.append((event, buffer))
+        if buffer is None:
+            return
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives it no types
+        event.record(torch.cuda.current_stream(self._device))
+        self._leaving.append((event, buffer))
