@@ -12,8 +12,8 @@ from rpyc.utils.factory import unix_connect
 from lightserve.errors import InvariantError
 from lightserve.ipc.messages import LoadReply, StepPlan, StepResult
 
-Call: TypeAlias = Callable[[bytes], bytes]
-AsyncCall: TypeAlias = Callable[[bytes], Any]
+Call: TypeAlias = Callable[..., bytes]
+AsyncCall: TypeAlias = Callable[..., Any]
 
 _CONNECT_PAUSE_S = 0.02
 # A step takes as long as it takes. An operator's mistake that a worker finds must arrive here as what it is.
@@ -62,17 +62,17 @@ class WorkerClient:
 
     def flush(self) -> StepResult | None:
         """Wait for the result of the step launched last, as ``step`` does, without launching another."""
-        return self._call(self._flush, self._async_flushes, b"")
+        return self._call(self._flush, self._async_flushes)
 
     def close(self) -> None:
         """Hang up."""
         for connection in self._connections:
             connection.close()
 
-    def _call(self, call: Call, async_calls: list[AsyncCall], payload: bytes) -> StepResult | None:
+    def _call(self, call: Call, async_calls: list[AsyncCall], *payload: bytes) -> StepResult | None:
         try:
-            pending = [async_call(payload) for async_call in async_calls]
-            reply = call(payload)
+            pending = [async_call(*payload) for async_call in async_calls]
+            reply = call(*payload)
         except EOFError as error:
             raise InvariantError("a model worker has closed its connection") from error
         for other in pending:
