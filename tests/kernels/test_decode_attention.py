@@ -1,0 +1,69 @@
+"""decode_attention against its reference."""
+
+import pytest
+import torch
+
+from lightserve.kernels.decode_attention import (
+    BLOCK_TOKENS,
+    MIN_CHUNK,
+    decode_attention,
+    decode_attention_reference,
+    plan_decode,
+)
+from tests.kernels.kit import DTYPES, assert_close, int32, poisoned, randn, random_slots
+
+HEADS = [(9, 3), (32, 8), (7, 1), (2, 2)]
+
+
+def check(seq_lens: list[int], heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
+    num_heads, num_kv_heads = heads
+    num_slots = sum(seq_lens) + 5
+    cache = poisoned(num_slots, 2, num_kv_heads, head_dim, dtype=dtype)  # unwritten slots may hold anything
+    req_to_slots, req_rows = random_slots(seq_lens, max(seq_lens, default=0) + 3, num_slots)
+    for req_row, seq_len in zip(req_rows.tolist(), seq_lens, strict=True):
+        cache[req_to_slots[req_row, :seq_len].long()] = randn(seq_len, 2, num_kv_heads, head_dim, dtype=dtype)
+    q = randn(len(seq_lens), num_heads, head_dim, dtype=dtype)
+    arguments = (q, cache, req_to_slots, req_rows, int32(seq_lens))
+    out = decode_attention(*arguments, scale=head_dim**-0.5, out=poisoned(*q.shape, dtype=dtype))
+    assert_close(out, decode_attention_reference(*arguments, scale=head_dim**-0.5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_decode_attention_equals_its_reference(heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
+    check([1, 63, 64, 65, 0, 131], heads, head_dim, dtype)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_the_items_of_a_long_request_are_merged(heads: tuple[int, int]) -> None:
+    check([3 * MIN_CHUNK + 1, 7, 2 * MIN_CHUNK], heads, 64, torch.float32)
+
+
+def test_no_requests_are_no_work() -> None:
+    check([], (4, 2), 64, torch.float32)
+
+
+def test_a_plan_serves_many_launches() -> None:
+    seq_lens, req_rows = int32([2 * MIN_CHUNK, 3]), int32([0, 1])
+    req_to_slots = torch.randperm(4 * MIN_CHUNK, device=seq_lens.device).int().view(2, -1)
+    cache, q = randn(4 * MIN_CHUNK, 2, 2, 64), randn(2, 4, 64)
+    plan = plan_decode(req_rows, seq_lens, num_heads=4, num_kv_heads=2, head_dim=64)
+    arguments = (q, cache, req_to_slots, req_rows, seq_lens)
+    first = decode_attention(*arguments, scale=0.125, plan=plan)
+    assert torch.equal(decode_attention(*arguments, scale=0.125, plan=plan), first)
+    assert_close(first, decode_attention_reference(*arguments, scale=0.125))
+
+
+@pytest.mark.parametrize("seq_lens", [[1], [0, 0], [100_000], [5, 100_000, 0, 700], [640] * 300, list(range(1, 1025))])
+def test_a_plan_covers_every_position_once_with_room_for_all_items(seq_lens: list[int]) -> None:
+    req_rows = int32([i + 7 for i in range(len(seq_lens))])
+    items = plan_decode(req_rows, int32(seq_lens), num_heads=8, num_kv_heads=8, head_dim=64).items.tolist()
+    used = [item[:6] for item in items if item[0] >= 0]
+    assert all(item[0] == -1 for item in items[len(used) :])
+    for req, seq_len in enumerate(seq_lens):
+        mine = [item for item in used if item[0] == req]
+        assert [item[2] for item in mine] == [0] + [item[3] for item in mine[:-1]]
+        assert mine[-1][3] == seq_len
+        assert all(item[1] == req + 7 and used[item[4]] == mine[0] and item[5] == len(mine) for item in mine)
+        assert all((item[3] - item[2]) % BLOCK_TOKENS == 0 for item in mine[:-1])
