@@ -7,7 +7,7 @@ the file has scores, from which the merges follow).
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from lightserve.gguf_pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _Json: TypeAlias = dict[str, Any]
 _Metadata: TypeAlias = Mapping[str, Any]
+
+T = TypeVar("T")
 
 _KEY = "tokenizer.ggml."
 _TEMPLATE_KEY = "tokenizer.chat_template"
@@ -50,17 +52,20 @@ def export_gguf_tokenizer(gguf: Path, folder: Path) -> None:
 
 def _tokens(metadata: _Metadata) -> list[tuple[str, int]]:
     """Text and type of every id; [PAD…] tokens that only fill up the embedding table are left off the end."""
-    tokens = _list(metadata, "tokens")
-    kinds = _list(metadata, "token_type") if _KEY + "token_type" in metadata else [_TokenType.NORMAL] * len(tokens)
+    tokens = _list(metadata, "tokens", str)
+    has_kinds = _KEY + "token_type" in metadata
+    kinds = _list(metadata, "token_type", int, len(tokens)) if has_kinds else [_TokenType.NORMAL] * len(tokens)
     num_used = max((i for i, kind in enumerate(kinds) if kind != _TokenType.UNUSED), default=-1) + 1
     return list(zip(tokens[:num_used], kinds[:num_used], strict=True))
 
 
-def _list(metadata: _Metadata, key: str) -> list[Any]:
-    value = metadata[_KEY + key]
-    if not isinstance(value, list):
-        raise ConfigError(f"{_KEY}{key} is no list")
-    return value
+def _list(metadata: _Metadata, key: str, item: type[T], length: int | None = None) -> list[T]:
+    values = metadata[_KEY + key]
+    if not isinstance(values, list) or not all(isinstance(value, item) for value in values):
+        raise ConfigError(f"{_KEY}{key} must be a list of {item.__name__}")
+    if length is not None and len(values) != length:
+        raise ConfigError(f"{_KEY}{key} has {len(values)} entries for {length} tokens")
+    return values
 
 
 def _tokenizer_json(metadata: _Metadata) -> _Json:
@@ -104,7 +109,7 @@ def _byte_level(metadata: _Metadata, tokens: list[tuple[str, int]]) -> _Json:
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*map(_split, pre.patterns), byte_level]},
         "post_processor": None,
         "decoder": byte_level,
-        "model": _bpe(tokens, _list(metadata, "merges"), ignore_merges=pre.ignore_merges),
+        "model": _bpe(tokens, _list(metadata, "merges", str), ignore_merges=pre.ignore_merges),
     }
 
 
@@ -126,7 +131,8 @@ def _sentencepiece(metadata: _Metadata, tokens: list[tuple[str, int]]) -> _Json:
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if adds_space else []
     to_piece = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     to_text = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    merges = list(_merges_from_scores(tokens, _list(metadata, "scores")))
+    scores = _list(metadata, "scores", float, len(_list(metadata, "tokens", str)))
+    merges = list(_merges_from_scores(tokens, scores))
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, to_piece]},
         "pre_tokenizer": None,
@@ -163,7 +169,7 @@ def _adds_bos(metadata: _Metadata) -> bool:
 
 def _named_token(metadata: _Metadata, key: str) -> str | None:
     token_id = metadata.get(_KEY + key)
-    tokens = _list(metadata, "tokens")
+    tokens = _list(metadata, "tokens", str)
     if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
         return None  # a file without the key has no such token: no usual id is put in its place
     return str(tokens[token_id])

@@ -160,7 +160,7 @@ class Tokenizer:
         """Find what goes around a bare text: the post-processor's ids, but for ``add_bos_token``, ``add_eos_token``."""
         bare = self._backend.encode("a", add_special_tokens=False).ids
         ids = self._backend.encode("a", add_special_tokens=True).ids
-        start = next(i for i in range(len(ids)) if ids[i : i + len(bare)] == bare)
+        start = next(i for i in range(len(ids) + 1) if ids[i : i + len(bare)] == bare)
         prefix, suffix = ids[:start], ids[start + len(bare) :]
         return (
             _with_or_without(prefix, self._id_of(self.bos_token), config.add_bos_token),
