@@ -5,8 +5,11 @@ from pathlib import Path
 
 from lightserve.boot import Boot
 from lightserve.config import ServerConfig
+from lightserve.default_model import DEFAULT_MODEL_NAME, fetch_default_model
 from lightserve.device import resolve_device
+from lightserve.dummy_tokenizer import write_dummy_tokenizer
 from lightserve.errors import ConfigError
+from lightserve.gguf_tokenizer import export_gguf_tokenizer
 from lightserve.model_config import ModelConfig, load_model_config
 
 _PREFILL_TOKENS_PER_STEP = {"cuda": 8192, "cpu": 512}
@@ -26,7 +29,7 @@ def prepare(config: ServerConfig, run_dir: Path, listen_fd: int) -> Boot:
         config=config,
         model=model,
         run_dir=str(run_dir),
-        tokenizer_dir=str(_find_tokenizer(config, model_path, run_dir)),
+        tokenizer_dir=str(_find_tokenizer(config, model, run_dir)),
         served_model_name=config.served_model_name or model_name,
         listen_fd=listen_fd,
         device=device,
@@ -48,8 +51,6 @@ def has_chat_template(tokenizer_dir: str) -> bool:
 def _find_model(config: ServerConfig) -> tuple[Path, str]:
     """Path and name of the model."""
     if config.model_dir is None:
-        from lightserve.default_model import DEFAULT_MODEL_NAME, fetch_default_model
-
         return fetch_default_model(), DEFAULT_MODEL_NAME
     path = Path(config.model_dir).expanduser()
     if not path.exists():
@@ -58,19 +59,24 @@ def _find_model(config: ServerConfig) -> tuple[Path, str]:
     return path, resolved.name if resolved.is_dir() else resolved.stem
 
 
-def _find_tokenizer(config: ServerConfig, model_path: Path, run_dir: Path) -> Path:
-    """Folder with the tokenizer; what a .gguf file holds is written out to the run directory."""
-    source = model_path if config.tokenizer is None else Path(config.tokenizer).expanduser()
+def _find_tokenizer(config: ServerConfig, model: ModelConfig, run_dir: Path) -> Path:
+    """Folder with the tokenizer; one that exists in no folder yet is written to the run directory."""
+    source = Path(model.weights_path) if config.tokenizer is None else Path(config.tokenizer).expanduser()
     if not source.exists():
         raise ConfigError(f"--tokenizer {config.tokenizer}: no such file or folder")
     if source.suffix == ".gguf":
-        from lightserve.gguf_tokenizer import export_gguf_tokenizer
+        export_gguf_tokenizer(source, _made(run_dir / "tokenizer"))
+        return run_dir / "tokenizer"
+    folder = source if source.is_dir() else source.parent
+    if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
+        write_dummy_tokenizer(model, _made(run_dir / "tokenizer"))
+        return run_dir / "tokenizer"
+    return folder
 
-        folder = run_dir / "tokenizer"
-        folder.mkdir()
-        export_gguf_tokenizer(source, folder)
-        return folder
-    return source if source.is_dir() else source.parent
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def _max_req_total_len(config: ServerConfig, model: ModelConfig) -> int:
