@@ -283,13 +283,13 @@ def _decode_attention_kernel(
         # past the end the last token is read again: a cheaper mask, and no unwritten slot's NaN comes in
         slot = tl.load(table + tl.minimum(position, end - 1)).to(tl.int64)
         address = keys + slot[:, None] * slot_stride
-        k = _load_heads(address, column, HEAD_DIM, BLOCK_DIM)
+        k = load_heads(address, column, HEAD_DIM)
         scores = dot(query, tl.trans(k)) * scale_log2
         scores = tl.where((position < end)[None, :], scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1))
         decay = tl.exp2(best - higher)
         p = tl.exp2(scores - higher[:, None])
-        v = _load_heads(address + kv_stride, column, HEAD_DIM, BLOCK_DIM)
+        v = load_heads(address + kv_stride, column, HEAD_DIM)
         denominator = denominator * decay + tl.sum(p, 1)
         sums = dot(p.to(v.dtype), v, sums * decay[:, None])
         best = higher
@@ -315,8 +315,9 @@ def _decode_attention_kernel(
 
 
 @triton.jit
-def _load_heads(address, column, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    if HEAD_DIM == BLOCK_DIM:
+def load_heads(address, column, HEAD_DIM: tl.constexpr):
+    """Load one head's rows; the columns that fill a head up to a power of two are 0."""
+    if address.shape[1] == HEAD_DIM:
         return tl.load(address)
     return tl.load(address, mask=(column < HEAD_DIM)[None, :], other=0)
 
