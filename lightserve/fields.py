@@ -95,6 +95,12 @@ class Fields:
             raise self.refusal(key, f"must be an object, not {_shown(value)}")
         return Fields(f"{self.source}: {key}", value)
 
+    def refuse_objects(self, reason: str) -> None:
+        """Refuse every key that holds an object."""
+        for key, value in self._values.items():
+            if isinstance(value, dict):
+                raise self.refusal(key, reason)
+
     def _required(self, key: str, default: Any) -> Any:
         value = self._values.get(key)
         if value is not None:

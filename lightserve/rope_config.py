@@ -57,6 +57,7 @@ def read_rope(config: Fields) -> tuple[RopeConfig, int]:
     max_position = config.count("max_position_embeddings")
     section = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
     params = config.section(section) or Fields(f"{config.source}: {section}", {})
+    params.refuse_objects("is per layer, which is not supported")
     _refuse_partial_rotary(config)
     _refuse_partial_rotary(params)
     theta = params.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))

@@ -25,7 +25,7 @@ _BLOCK_ELEMENTS = 1 << 22  # 8 MiB of bfloat16: long enough for the bus, short e
 _LAYER_PREFIXES = ("model.layers.", "blk.")
 _KNOWN_UNUSED = ("lm_head.weight", "rope_freqs.weight")  # a tied head saved twice; read with the configuration
 _SHOWN_NAMES = 5
-GIB = 1 << 30
+_GIB = 1 << 30
 
 
 def load_weights(
@@ -72,8 +72,8 @@ def _check_memory(config: ModelConfig, num_bytes: int) -> None:
     free_bytes = free_host_bytes()
     if num_bytes > free_bytes:
         raise ConfigError(
-            f"--model_dir {config.weights_path}: its weights take {num_bytes / GIB:.1f} GiB, and "
-            f"{free_bytes / GIB:.1f} GiB of memory are free"
+            f"--model_dir {config.weights_path}: its weights take {num_bytes / _GIB:.1f} GiB, and "
+            f"{free_bytes / _GIB:.1f} GiB of memory are free"
         )
 
 
