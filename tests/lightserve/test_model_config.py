@@ -307,7 +307,7 @@ def test_a_gguf_file_is_read_whole(tmp_path: Path) -> None:
         num_kv_heads=2,
         head_dim=16,
         vocab_size=8,
-        rms_norm_eps=pytest.approx(1e-5),
+        rms_norm_eps=float(np.float32(1e-5)),
         rope=RopeConfig(1e6),
         max_position=256,
         tie_embeddings=True,
