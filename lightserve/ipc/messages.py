@@ -92,12 +92,18 @@ class GenerateMsg(_Message, frozen=True):
         req_id: Unique over the server's life. ``req_id >> HTTP_INDEX_SHIFT`` is the index of the HTTP server it
             belongs to.
         prompt_ids: [prompt_len] int32, at least one.
+        priority: Higher goes first. Others are passed a bounded number of times.
+        timeout_s: Seconds from its arrival at the router after which it fails with 504; 0: never.
+        cache_salt: Cached prompts are shared only under the same salt.
     """
 
     req_id: int
     prompt_ids: Int32s
     sampling: SamplingParams
     text: TextParams
+    priority: int = 0
+    timeout_s: float = 0.0
+    cache_salt: str = ""
 
 
 class AbortMsg(_Message, frozen=True):
@@ -133,12 +139,15 @@ class TokensMsg(_Message, frozen=True):
         token_ids: [n] int32; -1 where an entry only ends a request.
         logprobs: [n] float32, of the chosen token under the raw distribution (before temperature and filters).
         finish: [n] one byte each, a ``FinishCode``.
+        cached_lens: [n] int32, for the request's first token: its prompt's ids found in the prefix cache, else 0. Empty
+            when all are 0.
     """
 
     req_ids: Int64s
     token_ids: Int32s
     logprobs: Float32s
     finish: bytes
+    cached_lens: Int32s = b""
 
 
 class FailMsg(_Message, frozen=True):
@@ -184,6 +193,7 @@ class TextEvent(msgspec.Struct, frozen=True, array_like=True):
         logprobs: [k] float32.
         finish_reason: ``stop``, ``length`` or ``abort``; None while it runs.
         error: Set when the request ended with an error.
+        cached_len: Ids of the prompt that were found in the prefix cache; 0 in all events but one.
     """
 
     req_id: int
@@ -192,6 +202,7 @@ class TextEvent(msgspec.Struct, frozen=True, array_like=True):
     logprobs: Float32s
     finish_reason: str | None = None
     error: ErrorInfo | None = None
+    cached_len: int = 0
 
 
 class TextMsg(_Message, frozen=True):
