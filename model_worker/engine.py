@@ -50,7 +50,7 @@ class Engine:
     def __init__(
         self, model: LlamaModel, kv_cache: KVCache, rows: ReqRows, sampler: Sampler, *, may_split: bool = True
     ) -> None:
-        self._model = model
+        self.model = model
         self._kv_cache = kv_cache
         self._rows = rows
         self._sampler = sampler
@@ -90,10 +90,10 @@ class Engine:
 
     def _run_whole(self, host: HostBatch) -> tuple[torch.Tensor, torch.Tensor]:
         batch = ForwardBatch.of(host, self._rows)
-        hidden = self._model.forward(batch, self._kv_cache)
+        hidden = self.model.forward(batch, self._kv_cache)
         if not host.is_sampled.any():
             return _nothing_sampled()
-        token_ids, logprobs = self._sampler.sample(self._model.logits(hidden), batch, self._rows)
+        token_ids, logprobs = self._sampler.sample(self.model.logits(hidden), batch, self._rows)
         self._rows.next_token[batch.sampled_rows] = token_ids
         return token_ids, logprobs
 

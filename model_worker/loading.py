@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from lightserve.boot import Boot
-from lightserve.model_config import DtypeName
+from lightserve.model_config import DtypeName, ModelConfig
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.host import free_host_bytes, num_usable_cpus
 from lightserve.model_worker.kv_cache import GIB, KVCache, PoolSize, size_pool, slot_bytes
@@ -18,7 +18,7 @@ from lightserve.model_worker.layers.sampling_cpu import CpuSamplingOps
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampler import Sampler
-from lightserve.model_worker.tensor_parallel import join_ranks
+from lightserve.model_worker.tensor_parallel import Ranks, join_ranks
 from lightserve.model_worker.weights.loader import load_weights
 from lightserve.model_worker.weights.sharding import Shard
 from lightserve.tokenizer import Tokenizer
@@ -40,43 +40,75 @@ class LoadedEngine:
     pool: PoolSize
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Sizes of an engine's state.
+
+    Attributes:
+        num_slots: Slots of the KV cache.
+        num_rows: Most running requests.
+        max_req_total_len: Most tokens of one request.
+        vocab_size: Ids that have text.
+    """
+
+    num_slots: int
+    num_rows: int
+    max_req_total_len: int
+    vocab_size: int
+
+
 def load_engine(boot: Boot, rank: int) -> LoadedEngine:
     """Load one rank.
 
     Raises:
         ConfigError: The model, the number of ranks or the number of slots does not fit.
     """
-    config, model_config = boot.config, boot.model
+    config = boot.config
     device = torch.device(boot.device)
     set_num_threads(config.tp)
-    dtype = resolve_dtype(config.dtype, model_config.dtype, device)
+    dtype = resolve_dtype(config.dtype, boot.model.dtype, device)
+    vocab_size = Tokenizer.load(Path(boot.tokenizer_dir)).vocab_size
     ranks = join_ranks(boot.run_dir, rank, config.tp, device)
-    shard = Shard.of(model_config, rank, config.tp)
+    model = load_model(boot.model, ranks, device=device, dtype=dtype, load_format=config.load_format)
+    pool = _size_cpu_pool(boot, slot_bytes(boot.model.num_layers, model.num_kv_heads, boot.model.head_dim, dtype))
+    limits = EngineLimits(pool.num_slots, config.running_max_req_size, boot.max_req_total_len, vocab_size)
+    return LoadedEngine(make_engine(boot.model, model, limits, device=device, dtype=dtype), pool)
+
+
+def load_model(
+    config: ModelConfig, ranks: Ranks, *, device: torch.device, dtype: torch.dtype, load_format: str
+) -> LlamaModel:
+    """Load this rank's weights and lay them out for the device.
+
+    Raises:
+        ConfigError: The model's files or the number of ranks do not fit.
+    """
+    rank, world_size = ranks.rank, ranks.world_size
+    shard = Shard.of(config, rank, world_size)
     weights = load_weights(
-        model_config, rank=rank, world_size=config.tp, device=device, dtype=dtype, load_format=config.load_format
+        config, rank=rank, world_size=world_size, device=device, dtype=dtype, load_format=load_format
     )
-    num_kv_heads, head_dim = len(shard.kv_heads), model_config.head_dim
-    backend = CpuBackend(model_config.rope, head_dim=head_dim, num_kv_heads=num_kv_heads, dtype=dtype)
+    backend = CpuBackend(config.rope, head_dim=config.head_dim, num_kv_heads=len(shard.kv_heads), dtype=dtype)
     with torch.inference_mode():
-        model = LlamaModel(model_config, weights, shard, backend=backend, ranks=ranks)
-    pool = _size_cpu_pool(boot, slot_bytes(model_config.num_layers, num_kv_heads, head_dim, dtype))
+        return LlamaModel(config, weights, shard, backend=backend, ranks=ranks)
+
+
+def make_engine(
+    config: ModelConfig, model: LlamaModel, limits: EngineLimits, *, device: torch.device, dtype: torch.dtype
+) -> Engine:
+    """Give a model its cache, its rows and its sampler."""
     kv_cache = KVCache(
-        pool.num_slots,
-        num_layers=model_config.num_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        limits.num_slots,
+        num_layers=config.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=config.head_dim,
         dtype=dtype,
         device=device,
     )
-    rows = ReqRows(config.running_max_req_size, boot.max_req_total_len, device)
-    sampler = Sampler(
-        config.running_max_req_size,
-        min(model_config.vocab_size, Tokenizer.load(Path(boot.tokenizer_dir)).vocab_size),
-        model_config.eos_token_ids,
-        ops=CpuSamplingOps(),
-        device=device,
-    )
-    return LoadedEngine(Engine(model, kv_cache, rows, sampler, may_split=config.tp == 1), pool)
+    rows = ReqRows(limits.num_rows, limits.max_req_total_len, device)
+    vocab_size = min(config.vocab_size, limits.vocab_size)
+    sampler = Sampler(limits.num_rows, vocab_size, config.eos_token_ids, ops=CpuSamplingOps(), device=device)
+    return Engine(model, kv_cache, rows, sampler, may_split=model.world_size == 1)
 
 
 def resolve_dtype(asked: Literal["auto"] | DtypeName, checkpoint: DtypeName, device: torch.device) -> torch.dtype:

@@ -34,12 +34,18 @@ class LlamaModel:
         shard: What this rank holds.
         backend: Does the arithmetic.
         ranks: The other ranks.
+
+    Attributes:
+        num_kv_heads: This rank's.
+        world_size: Number of ranks.
     """
 
     def __init__(
         self, config: ModelConfig, weights: ModelWeights, shard: Shard, *, backend: Backend, ranks: Ranks
     ) -> None:
         self._eps = config.rms_norm_eps
+        self.num_kv_heads = len(shard.kv_heads)
+        self.world_size = ranks.world_size
         self._num_heads = len(shard.q_heads)
         self._first_id = shard.vocab.start
         self._backend = backend
