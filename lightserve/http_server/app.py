@@ -50,4 +50,5 @@ async def _reply_to_http_exception(request: Request, error: Exception) -> Respon
 
 
 async def _reply_to_bug(request: Request, error: Exception) -> Response:
-    return error_reply(RequestError("The server met an error of its own.", status=500, code="internal_error"))
+    error = RequestError("The server met an error of its own.", status=500, code="internal_error")
+    return error_reply(error, {"Connection": "close"})  # which is what uvicorn does after an exception

@@ -49,14 +49,17 @@ def info_routes(front: FrontEnd, server_info: dict[str, Any]) -> APIRouter:
     """Make the routes; ``server_info`` is what ``/get_server_info`` tells."""
     router = APIRouter()
 
-    @router.api_route("/health", methods=["GET", "HEAD"])
-    @router.api_route("/readiness", methods=["GET", "HEAD"])
+    @router.head("/readiness", include_in_schema=False)
+    @router.head("/health", include_in_schema=False)
+    @router.get("/readiness")
+    @router.get("/health")
     async def health() -> Response:
         """Say whether requests are taken and answered."""
         _check_health(front)
         return json_reply({"status": "ok"})
 
-    @router.api_route("/liveness", methods=["GET", "HEAD"])
+    @router.head("/liveness", include_in_schema=False)
+    @router.get("/liveness")
     async def liveness() -> Response:
         """Say that this process answers."""
         return json_reply({"status": "ok"})

@@ -68,9 +68,8 @@ class FakeEngine:
                 self._running[message.req_id] = (task, script.deaf)
             case AbortMsg():
                 self.aborts.append(message)
-                for req_id in message.req_ids:
-                    task, deaf = self._running.get(req_id, (None, False))
-                    if task is not None and not deaf:
+                for task, deaf in (self._running[i] for i in message.req_ids if i in self._running):
+                    if not deaf:
                         task.cancel()
         self._report()
 

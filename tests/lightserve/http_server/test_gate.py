@@ -9,7 +9,7 @@ from lightserve.http_server.info import HEALTH_PATHS
 from tests.lightserve.http_server.live_server import LiveServer, live_server
 
 KEY = "sécret"
-ORIGIN = {"origin": "https://page.example"}
+ORIGIN = (b"origin", b"https://page.example")
 PATHS = [
     "/generate",
     "/generate_stream",
@@ -41,8 +41,8 @@ def locked_server(model_folder: Path) -> Iterator[LiveServer]:
         yield server
 
 
-def bearer(key: str) -> dict[str, bytes]:
-    return {"authorization": f"Bearer {key}".encode()}
+def bearer(key: str, scheme: str = "Bearer") -> tuple[bytes, bytes]:
+    return (b"authorization", f"{scheme} {key}".encode())
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -53,7 +53,7 @@ def bearer(key: str) -> dict[str, bytes]:
 def test_only_the_key_opens_a_route(
     locked_server: LiveServer, path: str, method: str, authorization: bytes | None
 ) -> None:
-    headers = {} if authorization is None else {"authorization": authorization}
+    headers = [] if authorization is None else [(b"authorization", authorization)]
     response = locked_server.client.request(method, path, headers=headers, content=b"{}")
     assert response.status_code == 401
     assert response.json()["error"]["code"] == "invalid_api_key"
@@ -61,8 +61,7 @@ def test_only_the_key_opens_a_route(
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 def test_the_key_opens_every_route(locked_server: LiveServer, scheme: str) -> None:
-    headers = {"authorization": f"{scheme} {KEY}".encode()}
-    response = locked_server.client.post("/generate", headers=headers, json={"inputs": "hi"})
+    response = locked_server.client.post("/generate", headers=[bearer(KEY, scheme)], json={"inputs": "hi"})
     assert response.json()["generated_text"] == ["Hello"]
 
 
@@ -74,8 +73,8 @@ def test_health_needs_no_key(locked_server: LiveServer, path: str) -> None:
 
 @pytest.mark.parametrize("path", [*PATHS, "/health"])
 def test_a_preflight_is_allowed_without_a_key(locked_server: LiveServer, path: str) -> None:
-    wanted = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    for headers in (ORIGIN, {**ORIGIN, **wanted}):
+    wanted = [(b"access-control-request-method", b"POST"), (b"access-control-request-headers", b"authorization")]
+    for headers in ([ORIGIN], [ORIGIN, *wanted]):
         response = locked_server.client.options(path, headers=headers)
         assert response.status_code == 204
         assert response.headers["access-control-allow-origin"] == "*"
@@ -86,10 +85,10 @@ def test_a_preflight_is_allowed_without_a_key(locked_server: LiveServer, path: s
 def test_every_reply_may_be_read_by_other_origins(locked_server: LiveServer) -> None:
     client = locked_server.client
     replies = [
-        client.post("/generate", headers={**ORIGIN, "authorization": "Bearer wrong"}, json={"inputs": "hi"}),
-        client.post("/generate", headers={**ORIGIN, **bearer(KEY)}, json={"inputs": 5}),
-        client.post("/generate_stream", headers={**ORIGIN, **bearer(KEY)}, json={"inputs": "hi"}),
-        client.get("/nope", headers={**ORIGIN, **bearer(KEY)}),
+        client.post("/generate", headers=[ORIGIN, bearer("wrong")], json={"inputs": "hi"}),
+        client.post("/generate", headers=[ORIGIN, bearer(KEY)], json={"inputs": 5}),
+        client.post("/generate_stream", headers=[ORIGIN, bearer(KEY)], json={"inputs": "hi"}),
+        client.get("/nope", headers=[ORIGIN, bearer(KEY)]),
     ]
     assert [reply.status_code for reply in replies] == [401, 400, 200, 404]
     assert all(reply.headers["access-control-allow-origin"] == "*" for reply in replies)

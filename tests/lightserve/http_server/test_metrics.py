@@ -1,0 +1,78 @@
+"""``/metrics``: every request counted once, gauges back to nothing when nobody is left."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lightserve.ipc.messages import ErrorInfo
+from tests.lightserve.http_server.endpoints import Endpoint
+from tests.lightserve.http_server.fake_engine import Script
+from tests.lightserve.http_server.live_server import LiveServer, live_server
+
+WHOLE = Endpoint("/v1/completions", streamed=False)
+STREAM = Endpoint("/v1/completions", streamed=True)
+
+
+@pytest.fixture
+def fresh_server(model_folder: Path) -> Iterator[LiveServer]:
+    with live_server(model_folder) as server:
+        yield server
+
+
+def metrics(server: LiveServer) -> dict[str, float]:
+    text = server.client.get("/metrics").text
+    samples = re.findall(r"^lightserve_(\S+) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in samples}
+
+
+def test_requests_are_counted_by_how_they_ended(fresh_server: LiveServer) -> None:
+    server = fresh_server
+    usages = [WHOLE.ask(server.client) for _ in range(4)]
+    usages += [STREAM.ask(server.client, max_tokens=2) for _ in range(3)]
+    server.engine.script_for = lambda message: Script(silent_after=0)
+    for _ in range(2):
+        with pytest.raises(httpx.ReadTimeout):
+            server.client.post(WHOLE.path, json=WHOLE.body(), timeout=0.1)
+    server.engine.script_for = lambda message: Script(refusal=ErrorInfo(429, "queue_full", "full"))
+    assert WHOLE.ask(server.client).status == 429
+    assert WHOLE.ask(server.client, max_tokens=0).status == 400
+    server.engine.script_for = lambda message: Script(error_after=0)
+    assert WHOLE.ask(server.client).status == 500
+    server.until_idle()
+    now = metrics(server)
+    ended = {reason: now[f'requests_total{{reason="{reason}"}}'] for reason in ("stop", "length", "abort")}
+    assert ended == {"stop": 4, "length": 3, "abort": 2}
+    assert now['requests_total{reason="refused"}'] == 2
+    assert now['requests_total{reason="error"}'] == 1
+    assert now["generated_tokens_total"] == sum(usage.completion_tokens or 0 for usage in usages)
+    assert now["prompt_tokens_total"] == sum(usage.prompt_tokens or 0 for usage in usages)
+
+
+def test_gauges_are_back_to_zero_when_all_clients_have_left(fresh_server: LiveServer) -> None:
+    server = fresh_server
+    server.engine.script_for = lambda message: Script("x" * 400, step_s=0.02)
+    streams = [
+        server.client.send(server.client.build_request("POST", STREAM.path, json=STREAM.body()), stream=True)
+        for _ in range(50)
+    ]
+    busy = metrics(server)
+    assert (busy["open_http_requests"], busy["running_requests"], busy["kv_slots_used"]) == (50, 50, 500)
+    for stream in streams:
+        stream.close()
+    server.until_idle()
+    idle = metrics(server)
+    for gauge in ("open_http_requests", "running_requests", "waiting_requests", "kv_slots_used", "kv_slots_promised"):
+        assert idle[gauge] == 0
+    assert idle["kv_slots_total"] == 4096
+
+
+def test_each_choice_is_counted_and_each_prompt_once(fresh_server: LiveServer) -> None:
+    server = fresh_server
+    server.client.post(WHOLE.path, json={"prompt": ["ab", "c"], "n": 3})
+    now = metrics(server)
+    assert now['requests_total{reason="stop"}'] == 6
+    assert now["prompt_tokens_total"] == 3
+    assert now["generated_tokens_total"] == 36

@@ -1,0 +1,213 @@
+"""The real process, its real links; the test plays launcher, router and detokenizer."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from lightserve.boot import Boot, write_boot
+from lightserve.config import ServerConfig
+from lightserve.ipc.links import Inbox, Outbox
+from lightserve.ipc.messages import (
+    AbortMsg,
+    DownMsg,
+    DrainMsg,
+    GenerateMsg,
+    LauncherInbox,
+    LoadMsg,
+    ReadyMsg,
+    RouterInbox,
+    ServeMsg,
+    TextEvent,
+    TextMsg,
+    pack_float32,
+    pack_int32,
+)
+from lightserve.model_config import load_model_config
+
+
+class Parent:
+    """A server's other processes, as HTTP servers see them.
+
+    Args:
+        run_dir: The run directory.
+        model_folder: Of a tiny model.
+        num_servers: HTTP processes to start.
+    """
+
+    def __init__(self, run_dir: Path, model_folder: Path, num_servers: int) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        directory = str(run_dir)
+        self.router: Inbox[RouterInbox] = Inbox(directory, "router", RouterInbox)
+        self.launcher: Inbox[LauncherInbox] = Inbox(directory, "launcher", LauncherInbox)
+        write_boot(_boot(directory, model_folder, listener.fileno()))
+        self.lifeline_read, self.lifeline_write = os.pipe()
+        self.children = [self._spawn(directory, index, listener) for index in range(num_servers)]
+        self.servers = [Outbox(directory, f"http_server-{index}") for index in range(num_servers)]
+        listener.close()
+
+    def serve(self) -> None:
+        for _ in self.children:
+            assert isinstance(self.launcher.receive(20), ReadyMsg)
+        self.tell(ServeMsg(1000, 100))
+        with httpx.Client(base_url=self.url) as client:
+            deadline = time.monotonic() + 10
+            while client.get("/health").status_code != 200:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+    def tell(self, message: ServeMsg | DrainMsg | DownMsg | LoadMsg | TextMsg) -> None:
+        for server in self.servers:
+            server.send(message)
+
+    def next_request(self) -> GenerateMsg:
+        message = self.router.receive(10)
+        assert isinstance(message, GenerateMsg)
+        return message
+
+    def say(self, req_id: int, text: str, finish_reason: str | None = None) -> None:
+        event = TextEvent(req_id, text, pack_int32([1]), pack_float32([0.0]), finish_reason)
+        self.servers[req_id >> 48].send(TextMsg([event]))
+
+    def exit_codes(self) -> list[int]:
+        return [child.wait(10) for child in self.children]
+
+    def close(self) -> None:
+        os.close(self.lifeline_write)
+        os.close(self.lifeline_read)
+        for child in self.children:
+            child.kill()
+            child.wait()
+        self.router.close()
+        self.launcher.close()
+        for server in self.servers:
+            server.close()
+
+    def _spawn(self, run_dir: str, index: int, listener: socket.socket) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-P", "-m", "lightserve.http_server.process", run_dir, str(index)]
+        return subprocess.Popen(command, stdin=self.lifeline_read, pass_fds=[listener.fileno()])
+
+
+class Call:
+    """One request in a thread of its own."""
+
+    def __init__(self, url: str, path: str) -> None:
+        self.lines: list[str] = []
+        self.status = 0
+        self._thread = threading.Thread(target=self._ask, args=(url, path))
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def _ask(self, url: str, path: str) -> None:
+        with httpx.stream("POST", f"{url}{path}", json={"inputs": "hi"}, timeout=20) as response:
+            self.status = response.status_code
+            for line in response.iter_lines():
+                if line:
+                    self.lines.append(line)
+
+
+@pytest.fixture
+def parent(tmp_path: Path, model_folder: Path) -> Iterator[Parent]:
+    yield from _parent(tmp_path, model_folder, 1)
+
+
+@pytest.fixture
+def two_servers(tmp_path: Path, model_folder: Path) -> Iterator[Parent]:
+    yield from _parent(tmp_path, model_folder, 2)
+
+
+def _parent(run_dir: Path, model_folder: Path, num_servers: int) -> Iterator[Parent]:
+    parent = Parent(run_dir, model_folder, num_servers)
+    try:
+        yield parent
+    finally:
+        parent.close()
+
+
+def _boot(run_dir: str, model_folder: Path, listen_fd: int) -> Boot:
+    return Boot(
+        config=ServerConfig(api_key=None),
+        model=load_model_config(model_folder),
+        run_dir=run_dir,
+        tokenizer_dir=str(model_folder),
+        served_model_name="tiny",
+        listen_fd=listen_fd,
+        device="cpu",
+        max_req_total_len=100,
+        chunked_prefill_size=64,
+        batch_max_tokens=64,
+    )
+
+
+def test_it_serves_from_serve_to_drain(parent: Parent) -> None:
+    assert parent.launcher.receive(20) == ReadyMsg("http_server-0")
+    assert httpx.get(f"{parent.url}/health").status_code == 503
+    assert httpx.get(f"{parent.url}/liveness").status_code == 200
+    parent.launcher.close()
+    parent.tell(ServeMsg(1000, 100))
+    while httpx.get(f"{parent.url}/health").status_code != 200:
+        time.sleep(0.01)
+
+    short, endless = Call(parent.url, "/generate_stream"), Call(parent.url, "/generate_stream")
+    first, second = parent.next_request(), parent.next_request()
+    for request in (first, second):
+        parent.say(request.req_id, "a")
+    parent.tell(DrainMsg(1.0))
+    while httpx.get(f"{parent.url}/health").status_code != 503:
+        time.sleep(0.01)
+    assert httpx.post(f"{parent.url}/generate", json={"inputs": "hi"}).status_code == 503
+    parent.say(first.req_id, "b", "stop")
+    short.join()
+    endless.join()
+    ends = {line.partition(":")[2][:8] for line in (short.lines[-1], endless.lines[-1])}
+    assert ends == {'{"token"', '{"error"'}
+    assert parent.router.receive(5) == AbortMsg([second.req_id])
+    assert parent.exit_codes() == [0]
+
+
+def test_going_down_ends_every_open_request_with_the_reason(parent: Parent) -> None:
+    parent.serve()
+    stream, whole = Call(parent.url, "/generate_stream"), Call(parent.url, "/generate")
+    for request in (parent.next_request(), parent.next_request()):
+        parent.say(request.req_id, "a")
+    while not stream.lines:
+        time.sleep(0.01)
+    parent.tell(DownMsg("its router process ended"))
+    stream.join()
+    whole.join()
+    assert (stream.status, whole.status) == (200, 503)
+    assert all("its router process ended" in call.lines[-1] for call in (stream, whole))
+    assert parent.exit_codes() == [0]
+
+
+def test_several_processes_share_the_port_and_the_metrics(two_servers: Parent) -> None:
+    parent = two_servers
+    parent.serve()
+    asked = set()
+    for number in range(1, 200):
+        call = Call(parent.url, "/generate")
+        request = parent.next_request()
+        asked.add(request.req_id >> 48)
+        parent.say(request.req_id, "a", "stop")
+        call.join()
+        assert call.status == 200
+        text = httpx.get(f"{parent.url}/metrics").text
+        assert re.findall(r'^lightserve_requests_total{reason="stop"} (\S+)$', text, re.MULTILINE) == [f"{number}.0"]
+        if asked == {0, 1} and number >= 10:
+            break
+    parent.tell(LoadMsg(3, 0, 30, 0, 40, 40, 1000))
+    while "lightserve_running_requests 3.0" not in (text := httpx.get(f"{parent.url}/metrics").text):
+        time.sleep(0.01)
+    assert "lightserve_kv_slots_used 30.0" in text
