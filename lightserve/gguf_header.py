@@ -1,7 +1,7 @@
 """What a .gguf file says of itself: metadata and the list of its tensors, without their data.
 
-The gguf library's own reader makes an array per string: 1.5 s for a vocabulary of 49,152 and 48,900 merges, in each
-process that opens the file. This one takes 0.06 s and checks every length against the file before it trusts it.
+The gguf library's own reader makes an array per string: 2.3 s for a vocabulary of 49,152 and 48,900 merges, in each
+process that opens the file. This one takes 0.07 s and checks every length against the file before it trusts it.
 """
 
 import mmap
