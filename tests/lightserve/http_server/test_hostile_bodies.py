@@ -49,7 +49,7 @@ PATHS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=PATHS, body=BODIES)
 def test_any_body_gets_a_proper_reply(server: LiveServer, path: str, body: bytes) -> None:
     response = server.client.post(path, content=body)
