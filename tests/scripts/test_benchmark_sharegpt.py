@@ -1,13 +1,8 @@
 """The whole command, and its client, against a server that answers whatever a test wants."""
 
 import asyncio
-import itertools
 import json
-import queue
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,142 +18,31 @@ from benchmark.prompt import Prompt
 from benchmark.report import Report
 from benchmark.workload import WorkloadError, arrival_offsets
 
+from tests.scripts.fake_server import (
+    CHUNKED,
+    DONE,
+    END,
+    UNTIL_CLOSE,
+    FakeServer,
+    Steps,
+    chunk,
+    completion,
+    event,
+    in_a_thread,
+    json_reply,
+    listening,
+    text_event,
+    usage_event,
+)
+
 _FAKE_CONVERSATIONS = Path(__file__).parents[1] / "data" / "sharegpt_fake.json"
-# Steps of an answer: bytes are written, a number is a pause in seconds.
-Steps = list[bytes | float]
-
-_CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-_UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-_END = b"0\r\n\r\n"
-_DONE = b"data: [DONE]\n\n"
-
-
-class FakeServer:
-    """Answers each POST with the steps that ``answer`` gives for its number; closes after steps without ``_END``."""
-
-    def __init__(self, answer: Callable[[int], Steps]) -> None:
-        self._answer = answer
-        self._count = itertools.count()
-        self.bodies: list[dict[str, Any]] = []
-        self.heads: list[str] = []
-        self.num_connections = 0
-        self.num_open = 0
-        self.max_open = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.num_connections += 1
-        try:
-            while await self._serve_one(reader, writer):
-                pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client has closed
-        finally:
-            writer.close()
-
-    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        if head.startswith("GET"):
-            writer.write(_json_reply(_about(head.split()[1])))
-            return True
-        length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("Content-Length"))
-        body = json.loads(await reader.readexactly(length))
-        if head.startswith("POST /tokenize"):
-            writer.write(_json_reply({"count": len(body["prompt"].split())}))
-            return True
-        self.heads.append(head)
-        self.bodies.append(body)
-        self.num_open += 1
-        self.max_open = max(self.max_open, self.num_open)
-        steps = self._answer(next(self._count))
-        try:
-            for step in steps:
-                await _take_step(step, writer)
-        finally:
-            self.num_open -= 1
-        return bool(steps) and steps[-1] == _END
-
-
-async def _take_step(step: bytes | float, writer: asyncio.StreamWriter) -> None:
-    if isinstance(step, bytes):
-        writer.write(step)
-        await writer.drain()
-    else:
-        await asyncio.sleep(step)
-
-
-def _about(path: str) -> Any:
-    return {"data": [{"id": "fake"}]} if path == "/v1/models" else {"vocab_size": 1000, "version": "fake"}
-
-
-def _json_reply(value: Any, status: str = "200 OK") -> bytes:
-    body = json.dumps(value).encode()
-    return b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
-        status.encode(),
-        len(body),
-        body,
-    )
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-def _text(text: str, finish: str | None = None) -> bytes:
-    return _event({"choices": [{"index": 0, "text": text, "finish_reason": finish}]})
-
-
-def _usage(count: int) -> bytes:
-    return _event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": count}})
-
-
-def _completion(num_events: int, usage: int | None = None, text: str = " ", pause_s: float = 0.0) -> Steps:
-    """A good answer: so many events, one per read where there is a pause."""
-    steps: Steps = [_CHUNKED]
-    for _ in range(num_events):
-        steps += [_chunk(_text(text)), pause_s]
-    closing = _text("", "length") + (_usage(usage) if usage is not None else b"") + _DONE
-    return [*steps, _chunk(closing), _END]
-
-
-@asynccontextmanager
-async def _listening(server: FakeServer) -> AsyncIterator[str]:
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    listener.close()
-    await listener.wait_closed()
-
-
-@contextmanager
-def _in_a_thread(server: FakeServer) -> Iterator[str]:
-    """Run a server beside the whole command."""
-    urls: queue.Queue[str] = queue.Queue()
-    stop = asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        async with _listening(server) as url:
-            urls.put(url)
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        yield urls.get(timeout=10)
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
 
 
 def _load(server: FakeServer, count: int = 1, api: str = "openai-completions", **facts: Any) -> list[Outcome]:
     """Run the client against a server, in this process."""
 
     async def run() -> list[Outcome]:
-        async with _listening(server) as url:
+        async with listening(server) as url:
             requests = [TimedRequest(i, 0.0, b"{}") for i in range(count)]
             job = Job(url, api, None, None, None, requests)
             return await Client(msgspec.structs.replace(job, **facts), lambda: None).run(time.monotonic())
@@ -172,14 +56,14 @@ def _summary(outcomes: list[Outcome], output_len: int = 100) -> Summary:
 
 # ---- counting tokens ----
 def test_100_tokens_of_one_space_are_100_by_usage() -> None:
-    summary = _summary(_load(FakeServer(lambda _: _completion(100, usage=100))))
+    summary = _summary(_load(FakeServer(lambda _: completion(100, usage=100))))
     assert summary.output_tokens == 100
     assert summary.output_tokens_by == {"usage": 1}
     assert summary.prompt_tokens == 7
 
 
 def test_20_events_of_5_tokens_are_100_by_usage_and_share_their_gaps() -> None:
-    outcomes = _load(FakeServer(lambda _: _completion(20, usage=100, pause_s=0.02)))
+    outcomes = _load(FakeServer(lambda _: completion(20, usage=100, pause_s=0.02)))
     summary = _summary(outcomes)
     assert summary.output_tokens == 100
     assert summary.itl_ms is not None
@@ -190,7 +74,7 @@ def test_20_events_of_5_tokens_are_100_by_usage_and_share_their_gaps() -> None:
 
 
 def test_without_usage_the_fallback_is_named_in_the_report() -> None:
-    summary = _summary(_load(FakeServer(lambda _: _completion(100))))
+    summary = _summary(_load(FakeServer(lambda _: completion(100))))
     assert summary.output_tokens == 100
     table = Report("title", summary, [0.1], {}, []).table()
     assert "100 (counted by events)" in table
@@ -208,29 +92,35 @@ def _cut(steps: Steps, size: int) -> Steps:
 
 @pytest.mark.parametrize("size", [7, 64, 100_000])
 def test_an_answer_is_the_same_however_it_is_cut(size: int) -> None:
-    (outcome,) = _load(FakeServer(lambda _: _cut(_completion(30, usage=30, text="\u00e9\n\n"), size)))
+    (outcome,) = _load(FakeServer(lambda _: _cut(completion(30, usage=30, text="\u00e9\n\n"), size)))
     assert (outcome.failure, outcome.output_tokens) == (None, 30)
 
 
 def test_an_answer_may_end_with_the_connection() -> None:
-    steps: Steps = [_UNTIL_CLOSE, _text("a"), _text("b", "stop") + _usage(2) + _DONE]
+    steps: Steps = [UNTIL_CLOSE, text_event("a"), text_event("b", "stop") + usage_event(2) + DONE]
     (outcome,) = _load(FakeServer(lambda _: steps))
     assert (outcome.failure, outcome.output_tokens) == (None, 2)
 
 
 def test_the_events_of_one_read_arrive_together() -> None:
-    steps: Steps = [_CHUNKED, _chunk(_text("a")) + _chunk(_text("b")), 0.02, _chunk(_text("c", "stop")) + _END, _END]
+    steps: Steps = [
+        CHUNKED,
+        chunk(text_event("a")) + chunk(text_event("b")),
+        0.02,
+        chunk(text_event("c", "stop")) + END,
+        END,
+    ]
     (outcome,) = _load(FakeServer(lambda _: steps[:-1]))
     assert list(memoryview(outcome.chunk_events).cast("d")) == [2.0, 1.0]
 
 
 def test_lightserve_streams_are_read() -> None:
-    def event(count: int, finished: bool) -> bytes:
+    def token_event(count: int, finished: bool) -> bytes:
         token = {"id": 5, "text": " a", "logprob": -0.1, "special": False}
         token |= {"count_output_tokens": count, "prompt_tokens": 3}
-        return _chunk(_event({"token": token, "finished": finished, "finish_reason": "length" if finished else None}))
+        return chunk(event({"token": token, "finished": finished, "finish_reason": "length" if finished else None}))
 
-    steps: Steps = [_CHUNKED, event(1, False), 0.01, event(2, False) + event(3, True), _END]
+    steps: Steps = [CHUNKED, token_event(1, False), 0.01, token_event(2, False) + token_event(3, True), END]
     (outcome,) = _load(FakeServer(lambda _: steps), api="lightserve")
     assert (outcome.failure, outcome.output_tokens, outcome.prompt_tokens) == (None, 3, 3)
     assert list(memoryview(outcome.chunk_usage).cast("d")) == [1.0, 3.0]
@@ -238,14 +128,14 @@ def test_lightserve_streams_are_read() -> None:
 
 # ---- failures ----
 _BAD_ANSWERS: dict[str, Steps] = {
-    "http_503": [_json_reply({"error": {"message": "full"}}, "503 Service Unavailable")],
-    "http_429": [_json_reply({"error": {"message": "queue is full"}}, "429 Too Many Requests")],
-    "disconnected": [_CHUNKED, _chunk(_text("a"))],
-    "error_event": [_CHUNKED, _chunk(_event({"error": {"message": "a process died"}}) + _DONE), _END],
-    "truncated": [_CHUNKED, _chunk(_text("a")), _END],
-    "empty": [_CHUNKED, _chunk(_text("", "stop") + _usage(0) + _DONE), _END],
-    "bad_event": [_CHUNKED, _chunk(b"data: {oops\n\n" + _DONE), _END],
-    "aborted": [_CHUNKED, _chunk(_text("a", "abort") + _DONE), _END],
+    "http_503": [json_reply({"error": {"message": "full"}}, "503 Service Unavailable")],
+    "http_429": [json_reply({"error": {"message": "queue is full"}}, "429 Too Many Requests")],
+    "disconnected": [CHUNKED, chunk(text_event("a"))],
+    "error_event": [CHUNKED, chunk(event({"error": {"message": "a process died"}}) + DONE), END],
+    "truncated": [CHUNKED, chunk(text_event("a")), END],
+    "empty": [CHUNKED, chunk(text_event("", "stop") + usage_event(0) + DONE), END],
+    "bad_event": [CHUNKED, chunk(b"data: {oops\n\n" + DONE), END],
+    "aborted": [CHUNKED, chunk(text_event("a", "abort") + DONE), END],
 }
 
 
@@ -267,7 +157,7 @@ def test_an_answer_that_is_no_http_is_a_disconnect_with_its_reason() -> None:
 
 
 def test_an_error_event_before_a_disconnect_is_the_error_event() -> None:
-    steps: Steps = [_CHUNKED, _chunk(_event({"error": {"message": "a process died"}}))]
+    steps: Steps = [CHUNKED, chunk(event({"error": {"message": "a process died"}}))]
     (outcome,) = _load(FakeServer(lambda _: steps))
     assert (outcome.failure, outcome.detail) == ("error_event", "a process died")
 
@@ -283,24 +173,31 @@ def test_a_closed_port_is_a_connect_failure() -> None:
 
 
 def test_a_request_that_takes_too_long_fails_and_is_closed() -> None:
-    server = FakeServer(lambda _: [_CHUNKED, _chunk(_text("a")), 0.3, _chunk(_text("b", "stop") + _DONE), _END])
+    server = FakeServer(lambda _: [CHUNKED, chunk(text_event("a")), 0.3, chunk(text_event("b", "stop") + DONE), END])
     (outcome,) = _load(server, timeout_s=0.05)
     assert outcome.failure == "timeout"
 
 
 # ---- load ----
 def test_concurrency_is_never_exceeded_and_connections_are_kept() -> None:
-    server = FakeServer(lambda _: _completion(2, usage=2, pause_s=0.002))
+    server = FakeServer(lambda _: completion(2, usage=2, pause_s=0.002))
     outcomes = _load(server, count=20, max_concurrency=3)
     assert len(outcomes) == 20
     assert server.max_open == 3
     assert server.num_connections == 3
 
 
+def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
+    server = FakeServer(lambda _: [UNTIL_CLOSE, text_event("a", "stop") + usage_event(1) + DONE])
+    outcomes = _load(server, count=3, max_concurrency=1)
+    assert [outcome.failure for outcome in outcomes] == [None] * 3
+    assert server.num_connections == 3
+
+
 def test_requests_are_sent_at_their_times() -> None:
     offsets = [0.0, 0.05, 0.1]
     outcomes = _load(
-        FakeServer(lambda _: _completion(1, usage=1)),
+        FakeServer(lambda _: completion(1, usage=1)),
         requests=[TimedRequest(i, offset, b"{}") for i, offset in enumerate(offsets)],
     )
     starts = [outcome.start_s - outcomes[0].start_s for outcome in outcomes]
@@ -346,7 +243,7 @@ def _offsets(prompts: list[Prompt], *flags: str) -> list[float]:
 # ---- the whole command ----
 def _run(server: FakeServer, *flags: str, tmp_path: Path) -> tuple[int, dict[str, Any]]:
     path = tmp_path / "result.json"
-    with _in_a_thread(server) as url:
+    with in_a_thread(server) as url:
         status = benchmark_sharegpt.main(["--base_url", url, "--json", str(path), *flags])
     return status, json.loads(path.read_bytes()) if path.exists() else {}
 
@@ -354,7 +251,7 @@ def _run(server: FakeServer, *flags: str, tmp_path: Path) -> tuple[int, dict[str
 def _overloaded(number: int) -> Steps:
     kinds = ["http_503"] * 3 + ["disconnected", "error_event", "empty"]
     place = number % 10
-    return _BAD_ANSWERS[kinds[place]] if place < len(kinds) else _completion(3, usage=3)
+    return _BAD_ANSWERS[kinds[place]] if place < len(kinds) else completion(3, usage=3)
 
 
 def test_an_overloaded_server_does_not_look_fast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -376,7 +273,7 @@ def test_failures_below_the_threshold_are_no_failed_run(tmp_path: Path) -> None:
 
 
 def test_several_processes_share_the_load(tmp_path: Path) -> None:
-    server = FakeServer(lambda _: _completion(2, usage=2))
+    server = FakeServer(lambda _: completion(2, usage=2))
     flags = ("--api", "openai-completions", "--prompt_len", "5", "--output_len", "2", "--num_prompts", "9")
     status, result = _run(server, *flags, "--client_processes", "3", "--num_warmups", "1", tmp_path=tmp_path)
     assert status == 0
@@ -387,7 +284,7 @@ def test_several_processes_share_the_load(tmp_path: Path) -> None:
 
 
 def test_conversations_are_sent_as_chats(tmp_path: Path) -> None:
-    server = FakeServer(lambda _: _completion(2, usage=2))
+    server = FakeServer(lambda _: completion(2, usage=2))
     flags = ("--api", "openai-chat", "--dataset", str(_FAKE_CONVERSATIONS), "--num_prompts", "6", "--seed", "1")
     status, result = _run(server, *flags, tmp_path=tmp_path)
     assert status == 0
@@ -397,7 +294,7 @@ def test_conversations_are_sent_as_chats(tmp_path: Path) -> None:
 
 
 def test_fewer_conversations_than_asked_for_are_a_warning(tmp_path: Path) -> None:
-    server = FakeServer(lambda _: _completion(2, usage=2))
+    server = FakeServer(lambda _: completion(2, usage=2))
     flags = ("--api", "openai-completions", "--dataset", str(_FAKE_CONVERSATIONS), "--num_prompts", "50")
     status, result = _run(server, *flags, tmp_path=tmp_path)
     assert status == 0
@@ -406,7 +303,7 @@ def test_fewer_conversations_than_asked_for_are_a_warning(tmp_path: Path) -> Non
 
 
 def test_repeat_makes_up_the_number(tmp_path: Path) -> None:
-    server = FakeServer(lambda _: _completion(2, usage=2))
+    server = FakeServer(lambda _: completion(2, usage=2))
     flags = ("--api", "openai-completions", "--dataset", str(_FAKE_CONVERSATIONS), "--num_prompts", "50", "--repeat")
     _, result = _run(server, *flags, tmp_path=tmp_path)
     assert result["results"]["num_done"] == 50
@@ -433,7 +330,7 @@ def test_no_server_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("flag", [["--api_key", "secret"], ["--api-key=secret"]])
 def test_a_key_is_sent_but_not_reported(tmp_path: Path, flag: list[str]) -> None:
-    server = FakeServer(lambda _: _completion(2, usage=2))
+    server = FakeServer(lambda _: completion(2, usage=2))
     flags = ["--api", "openai-completions", "--prompt_len", "5", "--output_len", "2", *flag]
     _, result = _run(server, *flags, tmp_path=tmp_path)
     assert "Authorization: Bearer secret" in server.heads[0]
@@ -441,7 +338,7 @@ def test_a_key_is_sent_but_not_reported(tmp_path: Path, flag: list[str]) -> None
 
 
 def test_a_report_says_how_it_was_made(tmp_path: Path) -> None:
-    server = FakeServer(lambda _: _completion(2, usage=2))
+    server = FakeServer(lambda _: completion(2, usage=2))
     _, result = _run(server, "--api", "openai-completions", "--prompt_len", "5", "--output_len", "2", tmp_path=tmp_path)
     assert result["command"].startswith("benchmark_sharegpt.py --base_url http://127.0.0.1:")
     assert {"python", "lightserve", "uvloop"} <= result["versions"].keys()
