@@ -47,6 +47,7 @@ class HostBatch:
         prefill_stops = prefill_starts + prefill_lens
         chunks = list(zip(prefill_rows.tolist(), prefill_starts.tolist(), prefill_stops.tolist(), strict=True))
         decode_ids = np.zeros(len(decode_rows), dtype=np.int32)
+        chunk_ids = [rows.ids(*chunk) for chunk in chunks]
         ends_prompt = [stop == rows.num_ids(req_row) for req_row, _, stop in chunks]
         batch = cls(
             num_decode=len(decode_rows),
@@ -54,7 +55,7 @@ class HostBatch:
             starts=np.concatenate((rows.seq_lens[decode_rows], prefill_starts)),
             extend_lens=np.concatenate((np.ones_like(decode_rows), prefill_lens)),
             is_sampled=np.concatenate((np.ones(len(decode_rows), dtype=np.bool_), np.array(ends_prompt, np.bool_))),
-            token_ids=np.concatenate((decode_ids, *(rows.ids(*chunk) for chunk in chunks))),
+            token_ids=np.concatenate((decode_ids, *chunk_ids)),
             out_slots=unpack_int32(plan.out_slots),
         )
         batch._check(plan.step_id, rows)

@@ -106,7 +106,7 @@ class Sampler:
         too_short = np.flatnonzero(num_output < self._min_new_tokens[host_rows])
         if not len(penalised) and not len(too_short):
             return None
-        scores = logits[:, : self._vocab_size].float()
+        scores = logits[:, : self._vocab_size].to(torch.float32, copy=True)
         if len(penalised):
             members = torch.from_numpy(penalised).to(self._device)
             scores[members] = self._penalise(scores[members], batch.sampled_rows[members])
