@@ -10,6 +10,7 @@ import msgspec
 
 from benchmark.api import API_FAMILIES
 from benchmark.metrics import LatencyLimits
+from lightserve.config import underscored
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Options:
 def parse_options(arguments: Sequence[str]) -> Options:
     """Read the command line; flags may be written with ``_`` or ``-``. Exits with a message when one is wrong."""
     parser = _make_parser()
-    options = Options(**vars(parser.parse_args([_underscored(argument) for argument in arguments])))
+    options = Options(**vars(parser.parse_args(underscored(arguments))))
     if options.dataset is None and (options.prompt_len is None or options.output_len is None):
         parser.error("give --dataset, or --prompt_len and --output_len")
     if options.dataset is not None and options.prompt_len is not None:
@@ -145,13 +146,6 @@ def _add_report_flags(group: "argparse._ArgumentGroup") -> None:
         "--max_failed_frac", type=float, default=0.01, help="exit with 1 when a larger share fails (%(default)s)"
     )
     group.add_argument("--json", type=Path, help="write everything to this file, too")
-
-
-def _underscored(argument: str) -> str:
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
 
 
 def _positive(text: str) -> float:
