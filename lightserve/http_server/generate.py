@@ -125,6 +125,8 @@ class GenerateStreamFormat:
         return lightllm_event(error_body(error))
 
     def _stream_events(self, event: TextEvent) -> list[StreamEvent]:
+        if not (event.token_ids or event.text or event.finish_reason):
+            return []
         token_ids = unpack_int32(event.token_ids).tolist() or [-1]  # -1: text or an end without a new token
         logprobs = unpack_float32(event.logprobs).tolist() or [None]
         *before, last = zip(token_ids, logprobs, strict=True)

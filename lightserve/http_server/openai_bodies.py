@@ -12,7 +12,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from lightserve.errors import RequestError
-from lightserve.http_server.limits import MAX_CHOICES, MAX_MESSAGES, MAX_PROMPTS
+from lightserve.http_server.limits import MAX_CHOICES, MAX_PROMPTS
+from lightserve.http_server.prompts import Messages
 from lightserve.http_server.sampling_fields import Limit, SamplingFields, Stops
 
 UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
@@ -84,7 +85,7 @@ class OpenAIRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 class ChatRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     """The body of ``/v1/chat/completions``."""
 
-    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
     parallel_tool_calls: Any = None  # ignored: without tools there are no calls
     audio: Any = None
     function_call: Any = None

@@ -7,15 +7,17 @@ at least one token and leaves room for at least one more.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from msgspec import Meta
 
 from lightserve.errors import RequestError
-from lightserve.http_server.limits import max_prompt_chars
+from lightserve.http_server.limits import MAX_MESSAGES, max_prompt_chars
 from lightserve.http_server.status import Status
 from lightserve.ipc.messages import Int32s, pack_int32
 from lightserve.tokenizer import Tokenizer
 
-Messages: TypeAlias = list[dict[str, Any]]
+Messages: TypeAlias = Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
 T = TypeVar("T")
 
 # Two threads keep one long prompt from delaying all short ones; more would only fight for the interpreter.
@@ -59,7 +61,7 @@ class Prompts:
                 "folder whose tokenizer_config.json or chat_template.jinja holds one.",
                 code="no_chat_template",
             )
-        self._check_chars(sum(_num_chars(message) for message in messages), param)
+        self._check_chars(_num_chars(messages), param)
         return await self._in_thread(lambda: encode_chat(messages))
 
     async def decode(self, token_ids: list[int]) -> str:
@@ -108,12 +110,15 @@ class Prompts:
 
 
 def _num_chars(value: Any) -> int:
-    match value:
-        case str():
-            return len(value)
-        case dict():
-            return sum(len(key) + _num_chars(item) for key, item in value.items())
-        case list():
-            return sum(_num_chars(item) for item in value)
-        case _:
-            return 1
+    """Count the characters of all strings inside; not recursive, as a client may nest deeper than Python can call."""
+    total = 0
+    left = [value]
+    while left:
+        match left.pop():
+            case str(text):
+                total += len(text)
+            case dict(mapping):
+                left += [*mapping.keys(), *mapping.values()]
+            case list(items):
+                left += items
+    return total

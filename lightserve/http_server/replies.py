@@ -64,7 +64,7 @@ class StreamedReply(Response):
 
     async def _send_events(self, stream: LiveStream, events: list[TextEvent], send: Send) -> None:
         try:
-            while not stream.finished:
+            while not stream.exhausted:
                 await _send_part(send, self._format.write(events, stream.first_req_id))
                 events = await stream.receive()
             last = self._format.write(events, stream.first_req_id) + self._format.end()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from lightserve.boot import Boot
 from lightserve.child import freeze_garbage_collector, process_name
@@ -60,16 +61,23 @@ async def serve(boot: Boot, index: int) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own ideas about signals: the launcher says when to end."""
+    """uvicorn without its own ideas about signals: the launcher says when to end.
+
+    Args:
+        config: uvicorn's.
+        started: Called once connections are accepted.
+    """
 
     def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
         super().__init__(config)
         self._started = started
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Leave the process's signal handlers as they are."""
         return nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start accepting connections, and say so."""
         await super().startup(sockets)
         self._started()
 
@@ -102,7 +110,8 @@ def _server_info(boot: Boot) -> dict[str, Any]:
     return {**settings, "version": version("lightserve"), **model}
 
 
-def uvicorn_config(app: Any) -> uvicorn.Config:
+def uvicorn_config(app: FastAPI) -> uvicorn.Config:
+    """Return how uvicorn serves ``app``."""
     return uvicorn.Config(
         app,
         http=BoundedHttpProtocol,

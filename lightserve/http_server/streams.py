@@ -230,6 +230,11 @@ class LiveStream(Stream):
         self._events: list[TextEvent] = []
         self._unread_tokens = 0
 
+    @property
+    def exhausted(self) -> bool:
+        """All has been received, and it ended well: another ``receive`` would wait for ever."""
+        return self.finished and not self._events and self._failure is None
+
     async def receive(self) -> list[TextEvent]:
         """Wait for events and return all that have come.
 

@@ -31,6 +31,7 @@ class Script:
         error_after: After so many events, fail with status 500.
         silent_after: After so many events, say nothing more.
         deaf: Go on after an abort.
+        burst: All events come at once.
     """
 
     text: str = "Hello"
@@ -39,6 +40,7 @@ class Script:
     error_after: int | None = None
     silent_after: int | None = None
     deaf: bool = False
+    burst: bool = False
 
 
 @dataclass
@@ -86,19 +88,21 @@ class FakeEngine:
 
     async def _run(self, message: GenerateMsg, script: Script) -> None:
         try:
-            for number, event in enumerate(_events(message, script)):
+            events = _events(message, script)
+            steps = [events] if script.burst else [[event] for event in events]
+            for number, step in enumerate(steps):
                 await asyncio.sleep(script.step_s)
                 if number == script.silent_after:
                     await asyncio.Event().wait()
-                self._deliver(event)
+                self._deliver(step)
         finally:
             del self._running[message.req_id]
             self._report()
 
-    def _deliver(self, event: TextEvent) -> None:
+    def _deliver(self, events: list[TextEvent]) -> None:
         assert self.streams is not None
         self.streams.heard()
-        self.streams.deliver([event])
+        self.streams.deliver(events)
 
     def _report(self) -> None:
         running = len(self._running)

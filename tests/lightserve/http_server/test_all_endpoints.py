@@ -181,6 +181,7 @@ def test_an_unknown_field_is_refused_by_name(server: LiveServer, endpoint: Endpo
         b'{"temperature": Infinity}',
         b'{"messages":' + b"[" * 100_000,
         b'{"metadata":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"messages": [{"role": "user", "content": ' + b"[" * 900 + b"]" * 900 + b"}]}",
         b'{"messages": []}',
         b'{"messages": "hi"}',
         b'{"messages": [3]}',
@@ -221,6 +222,22 @@ def test_what_the_router_refuses_is_a_proper_status(server: LiveServer, endpoint
 @everywhere
 def test_an_error_after_the_first_token_ends_the_reply(server: LiveServer, endpoint: Endpoint) -> None:
     server.engine.script_for = lambda message: Script(error_after=2, step_s=0.01)
+    reply = endpoint.ask(server.client)
+    assert reply.status == (200 if endpoint.streamed else 500)
+    assert reply.error is not None
+    assert reply.error["code"] == "bad_logits"
+
+
+@everywhere
+def test_events_that_come_all_at_once_are_one_answer(server: LiveServer, endpoint: Endpoint) -> None:
+    server.engine.script_for = lambda message: Script(burst=True)
+    reply = endpoint.ask(server.client)
+    assert (reply.text, reply.finish_reason, reply.completion_tokens) == ("Hello", "stop", 6)
+
+
+@everywhere
+def test_an_error_that_comes_with_text_is_not_lost(server: LiveServer, endpoint: Endpoint) -> None:
+    server.engine.script_for = lambda message: Script(burst=True, error_after=2)
     reply = endpoint.ask(server.client)
     assert reply.status == (200 if endpoint.streamed else 500)
     assert reply.error is not None

@@ -98,6 +98,16 @@ def test_all_that_has_come_is_received_at_once(streams: Streams) -> None:
     assert [event.text for event in soon(stream.receive())] == ["a", "b"]
 
 
+def test_a_stream_is_exhausted_when_its_end_has_been_received_and_was_no_error(streams: Streams) -> None:
+    well, ill = streams.open_live(make_choices(1)), streams.open_live(make_choices(1))
+    streams.deliver([make_event(well.first_req_id, "a", "stop"), make_event(ill.first_req_id, "a")])
+    streams.deliver([make_event(ill.first_req_id, error=FAILURE)])
+    assert (well.finished, well.exhausted) == (True, False)
+    for stream in (well, ill):
+        soon(stream.receive())
+    assert (well.exhausted, ill.exhausted) == (True, False)
+
+
 def test_events_of_one_request_merge_in_order() -> None:
     events = [make_event(1, "a"), make_event(2, "x", "stop"), make_event(1, "b", "length", count=2)]
     assert merge_events(events) == [make_event(1, "ab", "length", count=3), make_event(2, "x", "stop")]
