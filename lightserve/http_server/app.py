@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from lightserve.errors import RequestError
+from lightserve.http_server.documented_app import DocumentedApp
 from lightserve.http_server.error_reply import error_reply
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.gate import ApiKeyGate, Cors
@@ -22,7 +23,7 @@ def build_app(front: FrontEnd, *, api_key: str | None, server_info: dict[str, An
         api_key: The key that clients must send; None: none.
         server_info: What ``/get_server_info`` tells, without secrets.
     """
-    app = FastAPI(title="lightserve", redirect_slashes=False)
+    app = DocumentedApp(title="lightserve", redirect_slashes=False)
     app.include_router(generate_routes(front))
     app.include_router(openai_routes(front))
     app.include_router(info_routes(front, server_info))
