@@ -67,6 +67,7 @@ class _Row:
 
     ids: list[int]
     prompt_len: int
+    max_new_tokens: int
     slots: set[int] = field(default_factory=set)
 
     def next_id(self, script: FakeWorkerScript) -> int:
@@ -114,7 +115,8 @@ class FakeEngine:
         if new.req_row in self._rows:
             raise InvariantError(f"row {new.req_row} is taken")
         cached_slots = set(unpack_int32(new.cached_slots).tolist())
-        self._rows[new.req_row] = _Row(unpack_int32(new.ids).tolist(), new.prompt_len, cached_slots)
+        ids = unpack_int32(new.ids).tolist()
+        self._rows[new.req_row] = _Row(ids, new.prompt_len, new.sampling.max_new_tokens, cached_slots)
 
     def _write(self, plan: StepPlan) -> None:
         prefill_lens = unpack_int32(plan.prefill_lens)
@@ -148,6 +150,8 @@ class FakeEngine:
         row = self._rows[req_row]
         token_id = row.next_id(self._script)
         row.ids.append(token_id)
+        if len(row.ids) == row.prompt_len + row.max_new_tokens:
+            row.slots.clear()  # nothing reads them any more: the router may give them away before it releases the row
         return token_id
 
 

@@ -122,6 +122,7 @@ def running(command: list[str], environment: Mapping[str, str] | None = None) ->
             yield server
         finally:
             server.close()
+            print(server.output)  # pytest shows it when the test fails
 
 
 def is_alive(pid: int) -> bool:

@@ -41,7 +41,9 @@ def test_it_is_ready_once_all_children_are_and_says_so_once(model_dir: Path) -> 
 
         assert server.output.count("lightserve is ready: tiny on http://127.0.0.1:") == 1
         assert "max_total_token_num 500 (a stub's pool)" in server.output
-        wait_until(lambda: server.output.count("ServeMsg(max_total_token_num=500, max_req_total_len=500)") == 2, "serve")
+        wait_until(
+            lambda: server.output.count("ServeMsg(max_total_token_num=500, max_req_total_len=500)") == 2, "serve"
+        )
         server.await_children(*CHILDREN, "http_server-1", "model_worker-1")
 
 
@@ -95,7 +97,9 @@ def test_the_operators_error_is_shown_without_a_traceback(model_dir: Path) -> No
     with stubs(model_dir, misbehave={"router": "config_error"}) as server:
         assert server.await_exit() == 1
 
-        assert server.output.splitlines()[-1].endswith("error: router failed: --dtype float16 does not suit this machine")
+        assert server.output.splitlines()[-1].endswith(
+            "error: router failed: --dtype float16 does not suit this machine"
+        )
         assert "Traceback" not in server.output
 
 
@@ -123,7 +127,9 @@ def test_a_child_that_dies_later_takes_the_server_down(model_dir: Path, name: st
 
         assert server.await_exit() == 1
         assert f"error: {name} was killed (SIGKILL)" in server.output
-        assert name == "http_server-0" or f"DownMsg(reason='the server failed: its {name} process ended')" in server.output
+        assert (
+            name == "http_server-0" or f"DownMsg(reason='the server failed: its {name} process ended')" in server.output
+        )
         assert_nothing_left(server, children)
         assert is_port_free(server.port)
 
