@@ -7,6 +7,9 @@ parameters, sampling_fields.py for their rules.
 
 import secrets
 import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -24,13 +27,7 @@ from lightserve.http_server.openai_bodies import (
     OpenAIRequest,
     StreamOptions,
 )
-from lightserve.http_server.openai_formats import (
-    ChatStreamFormat,
-    CompletionStreamFormat,
-    ReplyHead,
-    whole_chat,
-    whole_completion,
-)
+from lightserve.http_server.openai_formats import CHAT, COMPLETION, ReplyHead, ReplyKind
 from lightserve.http_server.replies import StreamedReply, WholeReply, json_reply
 from lightserve.http_server.sampling_fields import for_choice
 from lightserve.http_server.streams import Choice
@@ -47,16 +44,10 @@ def openai_routes(front: FrontEnd) -> APIRouter:
         with front.metrics.counting_refusals():
             front.status.check_serving()
             body = await read(request, ChatRequest)
-            _check(front, body)
-            refuse_unsupported(body, UNSUPPORTED_IN_CHAT)
+            _check(front, body, UNSUPPORTED_IN_CHAT)
             ids = await front.prompts.encode_messages(body.messages, "messages")
             choices = _choices(front, body, ids, "messages", first_index=0)
-        if body.stream:
-            head = _head(front, "chatcmpl", "chat.completion.chunk", choices[0].num_prompt_tokens)
-            options = body.stream_options or StreamOptions()
-            return StreamedReply(front.streams, choices, ChatStreamFormat(head, options))
-        head = _head(front, "chatcmpl", "chat.completion", choices[0].num_prompt_tokens)
-        return WholeReply(front.streams, choices, lambda answers: whole_chat(head, answers))
+        return _reply(front, CHAT, body, choices)
 
     @router.post("/completions")
     async def completions(request: Request) -> Response:
@@ -64,14 +55,9 @@ def openai_routes(front: FrontEnd) -> APIRouter:
         with front.metrics.counting_refusals():
             front.status.check_serving()
             body = await read(request, CompletionRequest)
-            _check(front, body)
-            refuse_unsupported(body, UNSUPPORTED_IN_COMPLETIONS)
+            _check(front, body, UNSUPPORTED_IN_COMPLETIONS)
             choices = await _choices_of_prompts(front, body)
-        head = _head(front, "cmpl", "text_completion", _num_prompt_tokens(choices, body.n or 1))
-        if body.stream:
-            options = body.stream_options or StreamOptions()
-            return StreamedReply(front.streams, choices, CompletionStreamFormat(head, options))
-        return WholeReply(front.streams, choices, lambda answers: whole_completion(head, answers))
+        return _reply(front, COMPLETION, body, choices)
 
     @router.get("/models")
     async def models() -> Response:
@@ -112,15 +98,25 @@ def _choices(front: FrontEnd, body: OpenAIRequest, ids: list[int], param: str, *
     return [Choice(prompt_ids, for_choice(params, first_index + i), text) for i in range(body.n or 1)]
 
 
-def _num_prompt_tokens(choices: list[Choice], n: int) -> int:
-    return sum(choice.num_prompt_tokens for choice in choices[::n])
+def _reply(front: FrontEnd, kind: ReplyKind, body: OpenAIRequest, choices: list[Choice]) -> Response:
+    head = ReplyHead(
+        id=f"{kind.id_prefix}-{secrets.token_hex(16)}",
+        object=kind.chunk_object if body.stream else kind.object,
+        created=int(time.time()),
+        model=front.model_name,
+        num_prompt_tokens=sum(choice.num_prompt_tokens for choice in choices[:: body.n or 1]),
+    )
+    if body.stream:
+        return StreamedReply(front.streams, choices, kind.stream_format(head, body.stream_options or StreamOptions()))
+    return WholeReply(front.streams, choices, partial(kind.whole, head))
 
 
-def _check(front: FrontEnd, body: OpenAIRequest) -> None:
+def _check(front: FrontEnd, body: OpenAIRequest, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
     if body.model is not None:
         _check_model(front, body.model)
     if body.stream_options is not None and not body.stream:
         raise RequestError("`stream_options` needs `stream`: true.", code="invalid_value", param="stream_options")
+    refuse_unsupported(body, unsupported)
 
 
 def _check_model(front: FrontEnd, model: str) -> None:
@@ -131,11 +127,6 @@ def _check_model(front: FrontEnd, model: str) -> None:
             code="model_not_found",
             param="model",
         )
-
-
-def _head(front: FrontEnd, kind: str, object_name: str, num_prompt_tokens: int) -> ReplyHead:
-    reply_id = f"{kind}-{secrets.token_hex(16)}"
-    return ReplyHead(reply_id, object_name, int(time.time()), front.model_name, num_prompt_tokens)
 
 
 def _card(front: FrontEnd) -> ModelCard:

@@ -1,6 +1,7 @@
 """How OpenAI's API writes an answer: whole, or as chunks of a stream."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -68,11 +69,11 @@ class OpenAIStreamFormat:
 
     def write(self, events: list[TextEvent], first_req_id: int) -> bytes:
         """Write what has come."""
-        return b"".join(
-            self._chunk(choice)
-            for event in merge_events(events)
-            for choice in self._choices_of(self._counted(event), event.req_id - first_req_id)
-        )
+        chunks = []
+        for event in merge_events(events):
+            self._num_generated += num_tokens(event)
+            chunks += [self._chunk(choice) for choice in self._choices_of(event, event.req_id - first_req_id)]
+        return b"".join(chunks)
 
     def end(self) -> bytes:
         """Write the usage, if it is wanted, and the end."""
@@ -83,10 +84,6 @@ class OpenAIStreamFormat:
     def error(self, error: ErrorInfo) -> bytes:
         """Write an error event."""
         return sse_event(error_body(error))
-
-    def _counted(self, event: TextEvent) -> TextEvent:
-        self._num_generated += num_tokens(event)
-        return event
 
     def _chunk(self, choice: ChatChunkChoice | CompletionChoice) -> bytes:
         usage = self._usage() if self._options.continuous_usage_stats else msgspec.UNSET
@@ -125,3 +122,17 @@ class CompletionStreamFormat(OpenAIStreamFormat):
         if not event.text and event.finish_reason is None:
             return []
         return [CompletionChoice(index, event.text, event.finish_reason)]
+
+
+class ReplyKind(NamedTuple):
+    """One of the two routes: its names, and how it writes."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+    stream_format: type[OpenAIStreamFormat]
+    whole: Callable[[ReplyHead, list[Answer]], OpenAIReply]
+
+
+CHAT = ReplyKind("chatcmpl", "chat.completion", "chat.completion.chunk", ChatStreamFormat, whole_chat)
+COMPLETION = ReplyKind("cmpl", "text_completion", "text_completion", CompletionStreamFormat, whole_completion)
