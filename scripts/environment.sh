@@ -51,16 +51,6 @@ install_environment() {
     echo "making $root/.venv with $python" >&2
     "$python" -m venv --clear "$root/.venv" || fail "cannot make $root/.venv"
   fi
-  prefer_small_torch
   "$root/.venv/bin/pip" install --disable-pip-version-check --constraint "$root/constraints.txt" --editable "$root$1" >&2 ||
     fail "installation failed, see above; the first start needs a network"
-}
-
-# Without an NVIDIA GPU, PyTorch's CPU build saves gigabytes. Where its index cannot be reached, the usual build does.
-prefer_small_torch() {
-  local torch
-  [ "$(uname)" = Linux ] && ! [ -e /dev/nvidiactl ] && ! command -v nvidia-smi >/dev/null || return 0
-  torch=$(grep -m 1 '^torch==' "$root/constraints.txt")
-  "$root/.venv/bin/pip" install --disable-pip-version-check --quiet --no-deps --retries 0 --timeout 15 \
-    --index-url https://download.pytorch.org/whl/cpu "$torch" >&2 2>/dev/null || true
 }
