@@ -1,0 +1,167 @@
+"""greedy and sample against their references, and against what a client may expect."""
+
+import pytest
+import torch
+
+from lightserve.kernels.sampling import (
+    greedy,
+    greedy_reference,
+    kept_mass_reference,
+    sample,
+    sample_reference,
+    uniform_reference,
+)
+from tests.kernels.kit import DEVICE, DTYPES, assert_close, int32, randn
+
+
+def batch(
+    n: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 7
+) -> tuple[torch.Tensor, ...]:
+    """Parameters of n equal rows, at the positions 0 … n - 1."""
+    return (
+        torch.full((n,), temperature, device=DEVICE),
+        int32([top_k] * n),
+        torch.full((n,), top_p, device=DEVICE),
+        torch.full((n,), min_p, device=DEVICE),
+        torch.full((n,), seed, dtype=torch.int64, device=DEVICE),
+        torch.arange(n, dtype=torch.int32, device=DEVICE),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 10), (1, 1), (5, 997), (3, 49152)])
+def test_greedy_equals_its_reference(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    logits = randn(*shape, dtype=dtype)
+    token_ids, logprobs = greedy(logits, vocab_size=shape[1])
+    expected_ids, expected_logprobs = greedy_reference(logits, vocab_size=shape[1])
+    assert torch.equal(token_ids, expected_ids)
+    assert_close(logprobs, expected_logprobs)
+
+
+FILTERS = [
+    {},
+    {"temperature": 0.3},
+    {"top_k": 1},
+    {"top_k": 50},
+    {"top_k": 3000},
+    {"top_k": 10**6},
+    {"top_p": 0.9},
+    {"top_p": 1e-6},
+    {"min_p": 0.1},
+    {"temperature": 3.0, "top_k": 200, "top_p": 0.5, "min_p": 0.001},
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", [1, 997, 10_000])
+@pytest.mark.parametrize("filters", FILTERS)
+def test_sample_draws_what_the_reference_draws(filters: dict[str, float], vocab_size: int, dtype: torch.dtype) -> None:
+    logits = randn(4, vocab_size + 3, dtype=dtype) * 3
+    parameters = batch(4, **filters)  # type: ignore[arg-type]
+    token_ids, logprobs = sample(logits, *parameters, vocab_size=vocab_size)
+    expected_ids, _ = sample_reference(logits, *parameters, vocab_size=vocab_size)
+    raw = logits[:, :vocab_size].float().log_softmax(-1)
+    assert_close(logprobs, raw.gather(1, token_ids.long().unsqueeze(1)).squeeze(1))
+    # a draw that falls on the border of two tokens may go either way: sums are taken in another order
+    assert (token_ids == expected_ids).float().mean() >= 0.75
+    scaled = (raw - raw.amax(1, keepdim=True)) / parameters[0].unsqueeze(1)
+    kept = kept_mass_reference(scaled, *parameters[1:4])
+    assert (kept.gather(1, token_ids.long().unsqueeze(1)) > 0).all()
+
+
+def test_frequencies_follow_the_filtered_distribution() -> None:
+    n = 4000
+    logits = torch.tensor([3.0, 2.0, 1.0, 0.0, -1.0], device=DEVICE).expand(n, 5).contiguous()
+    parameters = batch(n, temperature=2.0, top_k=4, top_p=0.95)
+    token_ids, _ = sample_reference(logits, *parameters, vocab_size=5)
+    kept = kept_mass_reference((logits[:1] - 3) / 2, *(values[:1] for values in parameters[1:4]))
+    expected = (kept / kept.sum()).squeeze(0).cpu()
+    observed = token_ids.cpu().long().bincount(minlength=5) / n
+    assert (observed - expected).abs().max() < 0.03
+    assert observed[4] == 0
+
+
+def test_a_draw_depends_on_neither_neighbours_nor_place() -> None:
+    logits, parameters = randn(6, 1000), batch(6, seed=123)
+    together, _ = sample(logits, *parameters, vocab_size=1000)
+    order = torch.tensor([4, 2, 5, 0, 1, 3], device=DEVICE)
+    shuffled, _ = sample(logits[order], *(values[order] for values in parameters), vocab_size=1000)
+    assert torch.equal(shuffled, together[order])
+    for i in range(6):
+        alone, _ = sample(logits[i : i + 1], *(values[i : i + 1] for values in parameters), vocab_size=1000)
+        assert alone.item() == together[i].item()
+
+
+def test_the_uniform_number_is_the_same_bits_in_torch_and_triton() -> None:
+    # of 2**24 equally likely tokens the draw is the number itself; of 4096 its first 12 bits
+    n, vocab_size = 16, 4096
+    seeds = torch.randint(0, 2**63 - 1, (n,), dtype=torch.int64, device=DEVICE)
+    positions = torch.randint(0, 2**31 - 1, (n,), dtype=torch.int32, device=DEVICE)
+    parameters = (*batch(n)[:4], seeds, positions)
+    token_ids, _ = sample(torch.zeros(n, vocab_size, device=DEVICE), *parameters, vocab_size=vocab_size)
+    assert torch.equal(token_ids.long(), (uniform_reference(seeds, positions) * vocab_size).long())
+
+
+def test_uniform_numbers_of_neighbouring_seeds_and_positions_look_independent() -> None:
+    grid = uniform_reference(torch.arange(200).repeat_interleave(200), torch.arange(200).repeat(200)).view(200, 200)
+    assert abs(grid.mean().item() - 0.5) < 0.005
+    assert abs(torch.corrcoef(torch.stack((grid[:-1].flatten(), grid[1:].flatten())))[0, 1].item()) < 0.02
+    assert abs(torch.corrcoef(torch.stack((grid[:, :-1].flatten(), grid[:, 1:].flatten())))[0, 1].item()) < 0.02
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1e-4])
+@pytest.mark.parametrize("top_p", [1e-6, 1.0])
+def test_tiny_temperatures_and_extreme_logits_give_the_largest(temperature: float, top_p: float) -> None:
+    logits = torch.full((1, 300), -60000.0, dtype=torch.float16, device=DEVICE)
+    logits[0, 17], logits[0, 40] = 60000, float("-inf")
+    for draw in (sample, sample_reference):
+        token_ids, logprobs = draw(logits, *batch(1, temperature=temperature, top_p=top_p), vocab_size=300)
+        assert (token_ids.item(), logprobs.item()) == (17, 0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_broken_row_is_told_by_minus_one_and_harms_no_other(bad: float) -> None:
+    logits, parameters = randn(3, 500), batch(3)
+    whole, _ = sample(logits, *parameters, vocab_size=500)
+    logits[1, 77] = bad
+    for token_ids, logprobs in (
+        sample(logits, *parameters, vocab_size=500),
+        sample_reference(logits, *parameters, vocab_size=500),
+        greedy(logits, vocab_size=500),
+        greedy_reference(logits, vocab_size=500),
+    ):
+        assert (token_ids[1].item(), logprobs[1].item()) == (-1, 0)
+        assert (token_ids[[0, 2]] >= 0).all()
+    assert torch.equal(sample(logits, *parameters, vocab_size=500)[0][[0, 2]], whole[[0, 2]])
+
+
+def test_a_row_of_nothing_but_minus_infinity_is_broken() -> None:
+    logits = torch.full((1, 5), float("-inf"), device=DEVICE)
+    assert sample(logits, *batch(1), vocab_size=5)[0].item() == -1
+    assert greedy(logits, vocab_size=5)[0].item() == -1
+
+
+def test_ids_beyond_the_tokenizer_are_never_chosen() -> None:
+    logits = randn(16, 1024)
+    logits[:, 1000:] = 50
+    assert greedy(logits, vocab_size=1000)[0].max() < 1000
+    assert sample(logits, *batch(16, temperature=5), vocab_size=1000)[0].max() < 1000
+
+
+def test_the_logprob_is_of_the_raw_distribution() -> None:
+    logits, scores = randn(2, 50), randn(2, 50)
+    token_ids, logprobs = sample(logits, *batch(2, temperature=0.5, top_k=1), vocab_size=50, scores=scores)
+    assert torch.equal(token_ids, scores.argmax(-1).int())
+    assert_close(logprobs, logits.log_softmax(-1).gather(1, token_ids.long().unsqueeze(1)).squeeze(1))
+
+
+def test_equals_at_the_threshold_are_all_kept() -> None:
+    logits = torch.zeros(6, 6000, device=DEVICE)  # more equals than candidates fit
+    for draw in (sample, sample_reference):
+        token_ids, _ = draw(logits, *batch(6, top_k=5), vocab_size=6000)
+        assert token_ids.max() >= 5
+
+
+def test_narrow_logits_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 10"):
+        greedy(randn(2, 9), vocab_size=10)
