@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A server that writes one token to every open stream at each tick and does nothing else.
 
-It measures the load generator by itself: processor time and jitter that benchmark_sharegpt.py reports against it are the
-client's own. Speaks ``/generate_stream`` and ``/v1/completions``.
+It measures the load generator by itself: the processor time and the jitter that benchmark_sharegpt.py reports against
+it are the client's own. Speaks ``/generate_stream`` and ``/v1/completions``.
 """
 
 import argparse

@@ -24,10 +24,16 @@ class FileTokens:
 
     Args:
         path: The file, or a folder that holds it.
+
+    Raises:
+        FileNotFoundError: There is none.
     """
 
     def __init__(self, path: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.is_file():
+            raise FileNotFoundError(f"--tokenizer: {file} does not exist")
+        self._tokenizer = Tokenizer.from_file(str(file))
 
     def count(self, text: str) -> int:
         """Return the number of tokens of a text."""

@@ -10,7 +10,7 @@ import benchmark_sharegpt
 import msgspec
 import pytest
 from benchmark.client import Client
-from benchmark.fleet import choose_num_processes, split_job
+from benchmark.fleet import ClientDiedError, choose_num_processes, run_fleet, split_job
 from benchmark.messages import Job, Outcome, TimedRequest
 from benchmark.metrics import LatencyLimits, Summary, summarize
 from benchmark.options import parse_options
@@ -210,6 +210,12 @@ def test_shares_add_up_to_the_whole_job(max_concurrency: int | None, limits: lis
     jobs = split_job(Job("http://h", "lightserve", None, max_concurrency, None, requests), 4)
     assert [job.max_concurrency for job in jobs] == limits
     assert sorted(r.index for job in jobs for r in job.requests) == list(range(10))
+
+
+def test_a_client_process_that_dies_is_an_error() -> None:
+    job = Job("http://127.0.0.1:1", "no such family", None, None, None, [TimedRequest(0, 0.0, b"{}")])
+    with pytest.raises(ClientDiedError, match="died"):
+        run_fleet(job, 1, lambda _: None)
 
 
 def test_few_streams_need_one_process() -> None:
