@@ -27,7 +27,11 @@ find_python() {
 
 # What an installation depends on: when it changes, install again.
 fingerprint() {
-  cat "$root/pyproject.toml" "$root/constraints.txt" | cksum
+  { echo "$root"; cat "$root/pyproject.toml" "$root/constraints.txt"; } | cksum
+}
+
+has_environment() {
+  "$root/.venv/bin/python" -m pip --version >/dev/null 2>&1
 }
 
 # Usage: ensure_environment serve|test
@@ -37,7 +41,7 @@ ensure_environment() {
   # Several starts at once on a fresh clone: the first installs, the others wait.
   exec 9<"$root/scripts"
   command -v flock >/dev/null && flock 9
-  if ! "$root/.venv/bin/python" -c '' 2>/dev/null || [ "$(cat "$stamp" 2>/dev/null)" != "$(fingerprint)" ]; then
+  if [ "$(cat "$stamp" 2>/dev/null)" != "$(fingerprint)" ] || ! "$root/.venv/bin/python" -c '' 2>/dev/null; then
     install_environment "$extra"
     fingerprint >"$stamp"
   fi
@@ -46,11 +50,11 @@ ensure_environment() {
 
 install_environment() {
   local python
-  if ! "$root/.venv/bin/python" -c '' 2>/dev/null; then
+  if ! has_environment; then
     python=$(find_python) || exit 1
     echo "making $root/.venv with $python" >&2
     "$python" -m venv --clear "$root/.venv" || fail "cannot make $root/.venv"
   fi
-  "$root/.venv/bin/pip" install --disable-pip-version-check --constraint "$root/constraints.txt" --editable "$root$1" >&2 ||
+  "$root/.venv/bin/python" -m pip install --disable-pip-version-check --constraint "$root/constraints.txt" --editable "$root$1" >&2 ||
     fail "installation failed, see above; the first start needs a network"
 }
