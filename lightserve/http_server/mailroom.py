@@ -63,6 +63,7 @@ class Mailroom:
             self._handle(await self._inbox.receive())
             for message in self._inbox.drain():
                 self._handle(message)
+            await asyncio.sleep(0)  # a message that is there already is received without letting anybody else run
 
     def _handle(self, message: HttpInbox) -> None:
         front = self._front

@@ -4,8 +4,8 @@ With ``PROMETHEUS_MULTIPROC_DIR`` set before this module is first imported (proc
 numbers in files there and any of them answers for all. Otherwise they live in this object's own registry.
 
 A request here is one choice: ``n=3`` counts three times in ``lightserve_requests_total``. The reasons add up to all
-requests ever asked for: ``stop``, ``length``, ``abort`` (the client left), ``refused`` (by us, once per HTTP request,
-or by the router) and ``error`` (the server failed, or the client read too slowly).
+requests ever asked for: ``stop``, ``length``, ``abort`` (the client left), ``refused`` (4xx, by the router or by us; a
+bad body counts once) and ``error`` (5xx).
 """
 
 import os

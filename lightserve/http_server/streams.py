@@ -111,6 +111,13 @@ def _num_prompt_tokens(choices: Sequence[Choice]) -> int:
     return sum({id(choice.prompt_ids): choice.num_prompt_tokens for choice in choices}.values())
 
 
+def _reason(failure: ErrorInfo | None) -> str:
+    """Say for the metrics how a request ended that did not end by itself."""
+    if failure is None:
+        return "abort"
+    return "refused" if failure.status < 500 else "error"
+
+
 class Stream:
     """The open choices of one HTTP request, and whoever waits for them. Made by ``Streams.open_*``.
 
@@ -147,10 +154,10 @@ class Stream:
     def push(self, event: TextEvent) -> None:
         """Take in one event."""
         if event.error is not None:
-            self._end(event.req_id, "refused" if event.error.status < 500 else "error")
+            self._end(event.req_id, _reason(event.error))
             self.fail(event.error)
             return
-        if not self._num_tokens:
+        if not self._first_event_at:
             self._note_first_event()
         self._num_tokens += num_tokens(event)
         if event.finish_reason is not None:
@@ -164,9 +171,8 @@ class Stream:
         """Abort what still runs. Closing again does nothing."""
         if self._running:
             self._streams.abort(sorted(self._running))
-            reason = "abort" if self._failure is None else "error"
             for req_id in list(self._running):
-                self._end(req_id, reason)
+                self._end(req_id, _reason(self._failure))
         self._streams.closed(self)
 
     def __enter__(self) -> Self:

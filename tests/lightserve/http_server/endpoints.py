@@ -54,7 +54,7 @@ class Endpoint:
 
     def param(self, name: str) -> str:
         """Say how an error names a parameter."""
-        return f"parameters.{_LIGHTLLM_NAMES.get(name, name)}" if self.is_lightllm else name
+        return _LIGHTLLM_NAMES.get(name, name) if self.is_lightllm else name
 
     def ask(self, client: httpx.Client, prompt: Any = "hi", **parameters: Any) -> Reply:
         """Ask and read the whole answer."""

@@ -114,7 +114,7 @@ def test_a_stop_id_outside_the_vocabulary_is_refused(server: LiveServer, endpoin
     reply = endpoint.ask(server.client, stop_token_ids=[stop_id], min_tokens=1)
     assert reply.status == 400
     assert reply.error is not None
-    assert reply.error["param"] == "stop_token_ids"
+    assert reply.error["param"] == endpoint.param("stop_token_ids")
 
 
 @everywhere
