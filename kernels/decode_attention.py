@@ -173,9 +173,8 @@ def decode_attention(
         BLOCK_GROUP=max(triton.next_power_of_2(group), 16),  # tl.dot takes no fewer rows
         BLOCK_DIM=triton.next_power_of_2(head_dim),
         BLOCK_TOKENS=BLOCK_TOKENS,
-        BLOCK_COLUMNS=triton.next_power_of_2(group * head_dim),
-        num_warps=4,
-        num_stages=3,
+        num_warps=NUM_WARPS,
+        num_stages=NUM_STAGES,
         **dependent_launch(q),
     )
     return out
@@ -183,6 +182,8 @@ def decode_attention(
 
 LOG2_E = 1.4426950408889634
 BLOCK_TOKENS = 64
+NUM_WARPS = 4
+NUM_STAGES = 5
 MIN_CHUNK = 512
 PROGRAMS_PER_MULTIPROCESSOR = 4
 
@@ -252,7 +253,6 @@ def _decode_attention_kernel(
     BLOCK_GROUP: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -306,12 +306,17 @@ def _decode_attention_kernel(
         arrival = arrivals + req * NUM_KV_HEADS + kv_head
         if tl.atomic_add(arrival, 1, sem="acq_rel") == num_items - 1:
             tl.store(arrival, 0)
-            merged = _merge(
-                partial_out, partial_lse, first_item, num_items, kv_head, NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_COLUMNS
+            _merge(
+                partial_out,
+                partial_lse,
+                out + (req * NUM_KV_HEADS + kv_head) * (GROUP * HEAD_DIM),
+                first_item,
+                num_items,
+                kv_head,
+                NUM_KV_HEADS,
+                GROUP,
+                HEAD_DIM,
             )
-            flat = tl.arange(0, BLOCK_COLUMNS)
-            target = out + (req * NUM_KV_HEADS + kv_head) * (GROUP * HEAD_DIM) + flat
-            tl.store(target, merged.to(out.dtype.element_ty), mask=flat < GROUP * HEAD_DIM)
 
 
 @triton.jit
@@ -326,31 +331,38 @@ def load_heads(address, column, HEAD_DIM: tl.constexpr):
 def _merge(
     partial_out,
     partial_lse,
+    out,
     first_item,
     num_items,
     kv_head,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
 ):
-    """Weigh the items of one request and kv head by their softmax denominators; [BLOCK_COLUMNS] float32."""
-    flat = tl.arange(0, BLOCK_COLUMNS)  # the group's heads side by side
-    inside = flat < GROUP * HEAD_DIM
-    best = tl.full([BLOCK_COLUMNS], -1e30, tl.float32)  # finite: padding columns must not make NaN
-    weights = tl.zeros([BLOCK_COLUMNS], tl.float32)
-    sums = tl.zeros([BLOCK_COLUMNS], tl.float32)
+    """Weigh the items of one request and kv head by their softmax denominators and write the group's output."""
+    row = tl.arange(0, triton.next_power_of_2(GROUP))
+    column = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
+    inside = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+    place = row[:, None] * HEAD_DIM + column[None, :]
+    best = tl.full(row.shape, -1e30, tl.float32)  # finite: padding rows must not make NaN
+    weights = tl.zeros(row.shape, tl.float32)
+    sums = tl.zeros(place.shape, tl.float32)
     for start in range(0, num_items, 8):
-        index = start + tl.arange(0, 8)[:, None]
-        mask = (index < num_items) & inside[None, :]
+        index = start + tl.arange(0, 8)
         line = (first_item + index).to(tl.int64) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP
+        mask = (index < num_items)[:, None] & (row < GROUP)[None, :]
         # .cg: other multiprocessors wrote these, so the first-level cache is no place to look
-        lse = tl.load(partial_lse + line + (flat // HEAD_DIM)[None, :], mask=mask, other=-1e30, cache_modifier=".cg")
-        part = tl.load(partial_out + line * HEAD_DIM + flat[None, :], mask=mask, other=0, cache_modifier=".cg")
+        lse = tl.load(partial_lse + line[:, None] + row[None, :], mask=mask, other=-1e30, cache_modifier=".cg")
+        part = tl.load(
+            partial_out + line[:, None, None] * HEAD_DIM + place[None, :, :],
+            mask=(index < num_items)[:, None, None] & inside[None, :, :],
+            other=0,
+            cache_modifier=".cg",
+        )
         higher = tl.maximum(best, tl.max(lse, 0))
         weight = tl.exp2(lse - higher[None, :])
         decay = tl.exp2(best - higher)
         weights = weights * decay + tl.sum(weight, 0)
-        sums = sums * decay + tl.sum(weight * part, 0)
+        sums = sums * decay[:, None] + tl.sum(weight[:, :, None] * part, 0)
         best = higher
-    return sums / weights
+    tl.store(out + place, (sums / weights[:, None]).to(out.dtype.element_ty), mask=inside)

@@ -154,8 +154,8 @@ def prefill_attention(
         BLOCK_DIM=triton.next_power_of_2(head_dim),
         BLOCK_ROWS=BLOCK_ROWS,
         BLOCK_KEYS=BLOCK_KEYS,
-        num_warps=4,
-        num_stages=3,
+        num_warps=NUM_WARPS,
+        num_stages=NUM_STAGES,
         **dependent_launch(q),
     )
     return out
@@ -163,6 +163,8 @@ def prefill_attention(
 
 BLOCK_ROWS = 64
 BLOCK_KEYS = 64
+NUM_WARPS = 4
+NUM_STAGES = 3
 
 
 def _tile_tokens(num_heads: int, num_kv_heads: int) -> int:

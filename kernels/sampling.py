@@ -243,7 +243,7 @@ def _choose(
         BLOCK_TILES=triton.next_power_of_2(num_tiles),
         BLOCK_GROUPS=triton.next_power_of_2(num_groups),
         BLOCK_WIDE=triton.next_power_of_2(num_wide),
-        num_warps=16 if parameters else 1,
+        num_warps=ROW_WARPS if parameters else 1,
         **dependent_launch(logits),
     )
     return token_ids, logprobs
@@ -251,6 +251,7 @@ def _choose(
 
 TILE = 4096  # of the first kernel: 32 programs per row of 128,256
 GROUP = 128  # tokens under one maximum: about a thousand maxima bound any usual top-k
+ROW_WARPS = 16
 WIDE = 8192  # of the second kernel's passes: 16 tokens per thread in flight
 CANDIDATES = 4096  # small enough for registers
 
@@ -459,7 +460,8 @@ def _kth_group(group_best, best, inverse_temperature, widest, num_groups, k, BLO
     group = tl.arange(0, BLOCK_GROUPS)
     distance = _distance(group_best, best, inverse_temperature, group, num_groups)
     weight = (group < num_groups).to(tl.float32)
-    bound = _bisect(distance, weight, k.to(tl.float32), -1, widest.to(tl.int32, bitcast=True))
+    nothing = tl.full([], -1, tl.int32)
+    bound = _bisect(distance, weight, k.to(tl.float32), nothing, widest.to(tl.int32, bitcast=True))
     return tl.where(k <= num_groups, bound, widest)
 
 

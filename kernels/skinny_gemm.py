@@ -1,6 +1,21 @@
-"""x · weightᵀ for few rows of x, where reading the weight is all the cost."""
+"""x · weightᵀ for few rows of x, where reading the weight is all the cost.
+
+One row: a program multiplies a few whole rows of the weight, loaded before it waits for the kernel that makes x. More rows:
+a program takes a tile of the weight's rows and a part of k, streamed through the tensor cores; the last part to end sums
+them all, in a fixed order. Products and sums in float32.
+"""
+
+import functools
+from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
+
+from lightserve.kernels.dot import dot
+from lightserve.kernels.launch import dependent_launch, wait_for_previous
+
+MAX_ROWS = 64
 
 
 def skinny_gemm_reference(
@@ -9,3 +24,176 @@ def skinny_gemm_reference(
     """Do what ``skinny_gemm`` does, in plain torch."""
     product = torch.nn.functional.linear(x, weight, bias)
     return product if out is None else out.copy_(product)
+
+
+def skinny_gemm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiply at most ``MAX_ROWS`` rows with a weight.
+
+    Args:
+        x: [m, k], any float dtype; rows may be strided, their elements not.
+        weight: [n, k] contiguous, same dtype.
+        bias: [n].
+        out: [m, n] contiguous; made when not given.
+
+    Raises:
+        ValueError: The shapes do not fit, or ``x`` has too many rows.
+    """
+    (m, k), n = x.shape, weight.shape[0]
+    if m > MAX_ROWS or weight.shape[1] != k or x.stride(1) != 1 or not weight.is_contiguous():
+        raise ValueError(f"x {tuple(x.shape)} must have at most {MAX_ROWS} rows as wide as weight {tuple(weight.shape)}")
+    out = x.new_empty(m, n) if out is None else out
+    if m == 1:
+        _launch_one_row(x, weight, bias, out)
+    elif m > 1:
+        _launch_tiles(x, weight, bias, out, launch_rule(m, n, k))
+    return out
+
+
+@dataclass(frozen=True)
+class TileRule:
+    """How ``skinny_gemm`` cuts its work: tile of the weight, parts of k, warps, pipeline stages."""
+
+    block_n: int
+    block_k: int
+    split_k: int
+    num_warps: int
+    num_stages: int
+
+
+def launch_rule(m: int, n: int, k: int) -> TileRule:
+    """Choose the tiles of more than one row."""
+    return TileRule(block_n=32, block_k=128, split_k=1, num_warps=4, num_stages=4)
+
+
+def _launch_one_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    n, k = weight.shape
+    block_k = triton.next_power_of_2(k)
+    rows = 1
+    _one_row_kernel[(triton.cdiv(n, rows),)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        n,
+        k,
+        ROWS=rows,
+        BLOCK_K=block_k,
+        BIAS=bias is not None,
+        num_warps=4,
+        **dependent_launch(x),
+    )
+
+
+def _launch_tiles(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, rule: TileRule
+) -> None:
+    (m, k), n = x.shape, weight.shape[0]
+    num_tiles = triton.cdiv(n, rule.block_n)
+    block_m = max(triton.next_power_of_2(m), 16)  # tl.dot takes no fewer rows
+    partial = torch.empty(rule.split_k if rule.split_k > 1 else 0, m, n, dtype=torch.float32, device=x.device)
+    _tiles_kernel[(num_tiles * rule.split_k,)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        out,
+        partial,
+        _arrivals(x.device),
+        m,
+        n,
+        k,
+        x.stride(0),
+        BLOCK_M=block_m,
+        BLOCK_N=rule.block_n,
+        BLOCK_K=rule.block_k,
+        SPLIT_K=rule.split_k,
+        EVEN_K=k % (rule.block_k * rule.split_k) == 0,
+        BIAS=bias is not None,
+        num_warps=rule.num_warps,
+        num_stages=rule.num_stages,
+        **dependent_launch(x),
+    )
+
+
+MAX_TILES = 1 << 16
+
+
+@functools.cache
+def _arrivals(device: torch.device) -> torch.Tensor:
+    """Make the counters of parts that are done; zeros between launches, so launches on one stream share them."""
+    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _one_row_kernel(
+    x, weight, bias, out, n, k, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK_K)[None, :]
+    line = tl.minimum(row, n - 1).to(tl.int64)[:, None]
+    w = tl.load(weight + line * k + column, mask=column < k, other=0)
+    wait_for_previous(PDL)
+    values = tl.load(x + column, mask=column < k, other=0)
+    total = tl.sum(w.to(tl.float32) * values.to(tl.float32), 1)
+    if BIAS:
+        total += tl.load(bias + row, mask=row < n, other=0).to(tl.float32)
+    tl.store(out + row, total.to(out.dtype.element_ty), mask=row < n)
+
+
+@triton.jit
+def _tiles_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    partial,
+    arrivals,
+    m,
+    n,
+    k,
+    x_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    tile = tl.program_id(0) // SPLIT_K
+    part = tl.program_id(0) % SPLIT_K
+    row = tl.arange(0, BLOCK_M)[:, None]
+    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    depth = tl.arange(0, BLOCK_K)[None, :]
+    part_len = tl.cdiv(k, BLOCK_K * SPLIT_K) * BLOCK_K
+    # rows and columns past the end repeat the last one: no mask
+    x_line = x + tl.minimum(row, m - 1) * x_stride + depth
+    weight_line = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k + depth
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    wait_for_previous(PDL)
+    for start in range(part * part_len, tl.minimum((part + 1) * part_len, k), BLOCK_K):
+        if EVEN_K:
+            x_tile = tl.load(x_line + start)
+            weight_tile = tl.load(weight_line + start)
+        else:
+            x_tile = tl.load(x_line + start, mask=start + depth < k, other=0)
+            weight_tile = tl.load(weight_line + start, mask=start + depth < k, other=0)
+        total = dot(x_tile, tl.trans(weight_tile), total)
+    inside = (row < m) & (column < n)[None, :]
+    target = row * n + column[None, :]
+    finished = True
+    if SPLIT_K > 1:
+        tl.store(partial + part * m * n + target, total, mask=inside)
+        tl.debug_barrier()  # all threads' stores before the one thread's arrival
+        finished = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLIT_K - 1
+        if finished:
+            tl.store(arrivals + tile, 0)
+            total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for i in tl.static_range(SPLIT_K):
+                # .cg: other multiprocessors wrote these, so the first-level cache is no place to look
+                total += tl.load(partial + i * m * n + target, mask=inside, other=0, cache_modifier=".cg")
+    if finished:
+        if BIAS:
+            total += tl.load(bias + column, mask=column < n, other=0).to(tl.float32)[None, :]
+        tl.store(out + target, total.to(out.dtype.element_ty), mask=inside)
