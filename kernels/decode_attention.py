@@ -107,7 +107,7 @@ def plan_decode(
             max_items,
             target_items,
             num_kv_heads,
-            MIN_CHUNK=MIN_CHUNK,
+            MIN_CHUNK,
             BLOCK_TOKENS=BLOCK_TOKENS,
             BLOCK_REQS=triton.next_power_of_2(num_reqs),
             num_warps=4,
@@ -198,7 +198,7 @@ def _plan_kernel(
     max_items,
     target_items,
     num_kv_heads,
-    MIN_CHUNK: tl.constexpr,
+    min_chunk,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_REQS: tl.constexpr,
     PDL: tl.constexpr,
@@ -211,7 +211,7 @@ def _plan_kernel(
     num_active = tl.sum((seq_len > 0).to(tl.int32))
     # at least the mean length or the total over target_items: so items <= num_reqs + max(num_reqs, target_items)
     chunk = tl.cdiv(total, tl.maximum(num_active, target_items))
-    chunk = tl.cdiv(tl.maximum(chunk, MIN_CHUNK), BLOCK_TOKENS) * BLOCK_TOKENS
+    chunk = tl.cdiv(tl.maximum(chunk, min_chunk), BLOCK_TOKENS) * BLOCK_TOKENS
     even = tl.cdiv(seq_len, tl.maximum(tl.cdiv(seq_len, chunk), 1))
     own_chunk = tl.maximum(tl.cdiv(even, BLOCK_TOKENS), 1) * BLOCK_TOKENS
     num_items = tl.where(req < num_reqs, tl.maximum(tl.cdiv(seq_len, own_chunk), 1), 0)
