@@ -18,8 +18,10 @@ from lightserve.config import ServerConfig
 from lightserve.default_model import fetch_default_model
 from lightserve.gguf_tokenizer import export_gguf_tokenizer
 from lightserve.model_config import load_model_config
-from lightserve.model_worker.engine import Engine
-from lightserve.model_worker.loading import load_engine
+from lightserve.model_worker.cpu_loading import load_cpu_engine
+from lightserve.model_worker.cpu_runner import CpuEngine, CpuModel
+from lightserve.model_worker.engine import Engine, Runner
+from lightserve.model_worker.layers.cpu_backend import CpuBackend
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.model_worker.offline import OfflineBatch
 from lightserve.sampling_params import SamplingParams
@@ -40,10 +42,10 @@ LOGITS_TOLERANCE = 1e-3
 POOL = 4096
 
 
-class RecordingModel(LlamaModel):
+class RecordingModel(LlamaModel[CpuBackend]):
     """A model that keeps the logits it gives."""
 
-    def __init__(self, model: LlamaModel) -> None:
+    def __init__(self, model: CpuModel) -> None:
         self.__dict__.update(model.__dict__)
         self.recorded: list[torch.Tensor] = []
 
@@ -60,7 +62,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         export_gguf_tokenizer(gguf, Path(folder))
         tokenizer = Tokenizer.load(Path(folder))
-        engine = load_engine(_boot(gguf, folder), rank=0).engine
+        engine = load_cpu_engine(_boot(gguf, folder), rank=0).engine
     prompts = [tokenizer.encode(text, add_special_tokens=True) for text in PROMPTS]
     expected_ids, expected_logits = _run_transformers(gguf, prompts)
 
@@ -95,18 +97,19 @@ def _run_transformers(gguf: Path, prompts: list[list[int]]) -> tuple[list[list[i
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # run on beyond the end, as ours does
     ids, logits = [], []
     for prompt_ids in prompts:
         inputs = torch.tensor([prompt_ids])
         with torch.inference_mode():
             logits.append(model(inputs).logits[0, -1])
-        generated = model.generate(inputs, max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=-1)
+        generated = model.generate(inputs, max_new_tokens=NUM_TOKENS, do_sample=False)
         ids.append(generated[0, len(prompt_ids) :].tolist())
     return ids, logits
 
 
-def _run_one_by_one(engine: Engine, prompts: list[list[int]]) -> tuple[list[list[int]], list[torch.Tensor]]:
-    model = engine.model = RecordingModel(engine.model)
+def _run_one_by_one(engine: CpuEngine, prompts: list[list[int]]) -> tuple[list[list[int]], list[torch.Tensor]]:
+    model = engine.runner.model = RecordingModel(engine.runner.model)
     ids, logits = [], []
     for prompt_ids in prompts:
         model.recorded.clear()
@@ -115,7 +118,7 @@ def _run_one_by_one(engine: Engine, prompts: list[list[int]]) -> tuple[list[list
     return ids, logits
 
 
-def _generate(engine: Engine, prompts: list[list[int]], slots: np.ndarray, chunk: int) -> list[list[int]]:
+def _generate(engine: Engine[Runner], prompts: list[list[int]], slots: np.ndarray, chunk: int) -> list[list[int]]:
     sampling = [SamplingParams(NUM_TOKENS, temperature=0.0)] * len(prompts)
     reqs = OfflineBatch(engine, slots, chunked_prefill_size=chunk).run(prompts, sampling)
     return [req.output_ids for req in reqs]

@@ -6,15 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightserve.model_worker.engine import Engine
-from tests.model_worker.tiny_engine import (
-    first_logits,
-    greedy,
-    make_reference,
-    open_engine,
-    random_prompts,
-    reference_greedy,
-)
+from lightserve.model_worker.cpu_runner import CpuEngine
+from tests.model_worker.references import make_reference, reference_greedy
+from tests.model_worker.tiny_engine import first_logits, greedy, open_engine, random_prompts
 
 LENGTHS = (1, 5, 17, 40, 3)
 YARN = {
@@ -76,21 +70,21 @@ def test_positions_beyond_yarns_original_context_equal_transformers(tmp_path: Pa
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
     folder = tmp_path_factory.mktemp("model")
     make_reference("llama", folder)
     return open_engine(folder)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 36, 37, 64])
-def test_a_prompt_in_chunks_gives_the_logits_of_one_pass(engine: Engine, chunk: int) -> None:
+def test_a_prompt_in_chunks_gives_the_logits_of_one_pass(engine: CpuEngine, chunk: int) -> None:
     (prompt_ids,) = random_prompts([37])
     whole = first_logits(engine, prompt_ids)
     torch.testing.assert_close(first_logits(engine, prompt_ids, chunk=chunk), whole, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 36, 37, 64])
-def test_requests_in_chunks_beside_decoding_ones_get_the_ids_they_get_alone(engine: Engine, chunk: int) -> None:
+def test_requests_in_chunks_beside_decoding_ones_get_the_ids_they_get_alone(engine: CpuEngine, chunk: int) -> None:
     prompts = random_prompts([4, 6, 3, 5, 8, 120])
     alone = [greedy(engine, [prompt_ids], 20)[0] for prompt_ids in prompts]
     assert greedy(engine, prompts, 20, chunk=chunk) == alone

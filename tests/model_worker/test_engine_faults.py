@@ -7,12 +7,13 @@ import torch
 
 from lightserve.errors import InvariantError
 from lightserve.ipc.messages import StepPlan
-from lightserve.model_worker.engine import Engine
-from lightserve.model_worker.forward_batch import ForwardBatch
+from lightserve.model_worker.cpu_runner import CpuEngine, CpuModel
 from lightserve.model_worker.kv_cache import KVCache
+from lightserve.model_worker.layers.cpu_backend import CpuBackend
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.sampling_params import SamplingParams
-from tests.model_worker.tiny_engine import generate, greedy, make_reference, open_engine, random_prompts
+from tests.model_worker.references import make_reference
+from tests.model_worker.tiny_engine import generate, greedy, open_engine, random_prompts
 
 POISON = 100  # the id whose embedding is not a number
 GREEDY = SamplingParams(8, temperature=0.0)
@@ -25,23 +26,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class CrampedModel(LlamaModel):
+class CrampedModel(LlamaModel[CpuBackend]):
     """A model that runs out of memory on batches of more than ``most`` tokens."""
 
-    def __init__(self, model: LlamaModel, most: int) -> None:
+    def __init__(self, model: CpuModel, most: int) -> None:
         self.__dict__.update(model.__dict__)
         self.most = most
         self.num_failures = 0
 
-    def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-        if batch.host.num_tokens > self.most:
+    def forward(self, token_ids: torch.Tensor, kv_cache: KVCache) -> torch.Tensor:
+        if len(token_ids) > self.most:
             self.num_failures += 1
             raise torch.OutOfMemoryError("no room")
-        return super().forward(batch, kv_cache)
+        return super().forward(token_ids, kv_cache)
 
 
-def poison(engine: Engine) -> None:
-    engine.model._embedding[POISON] = float("nan")
+def poison(engine: CpuEngine) -> None:
+    engine.runner.model._embedding[POISON] = float("nan")
 
 
 def test_a_request_that_is_not_finite_fails_alone(folder: Path) -> None:
@@ -70,14 +71,14 @@ def test_a_step_without_memory_is_run_in_pieces_and_gives_the_same(folder: Path,
     sampling = [GREEDY, SamplingParams(8, temperature=1.0, seed=3, presence_penalty=0.5), GREEDY]
     expected = [req.output_ids for req in generate(open_engine(folder), prompts, sampling)]
     engine = open_engine(folder)
-    engine.model = cramped = CrampedModel(engine.model, most)
+    engine.runner.model = cramped = CrampedModel(engine.runner.model, most)
     assert [req.output_ids for req in generate(engine, prompts, sampling)] == expected
-    assert engine.num_split_steps == cramped.num_failures > 0
+    assert engine.runner.num_split_steps == cramped.num_failures > 0
 
 
 def test_a_token_without_memory_ends_the_engine(folder: Path) -> None:
     engine = open_engine(folder)
-    engine.model = CrampedModel(engine.model, 0)
+    engine.runner.model = CrampedModel(engine.runner.model, 0)
     with pytest.raises(torch.OutOfMemoryError):
         greedy(engine, random_prompts([2]), 1)
 

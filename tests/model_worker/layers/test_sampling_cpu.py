@@ -29,9 +29,7 @@ def _tensors(values: dict[str, Any], n: int) -> dict[str, Any]:
     plain = {"vocab_size": values["vocab_size"], "scores": values.get("scores")}
     named = {name: value for name, value in values.items() if name not in plain}
     lists = {name: list(value) if hasattr(value, "__iter__") else [value] * n for name, value in named.items()}
-    return plain | {
-        name: torch.tensor(value, dtype=integers.get(name, torch.float32)) for name, value in lists.items()
-    }
+    return plain | {name: torch.tensor(value, dtype=integers.get(name, torch.float32)) for name, value in lists.items()}
 
 
 @settings(max_examples=60, deadline=None)
