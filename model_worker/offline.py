@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightserve.ipc.messages import NewReq, StepPlan, pack_int32, unpack_float32, unpack_int32
-from lightserve.model_worker.engine import Engine
+from lightserve.model_worker.engine import Engine, Runner
 from lightserve.sampling_params import SamplingParams
 
 
@@ -49,7 +49,9 @@ class OfflineBatch:
         chunked_prefill_size: Most prompt tokens of one step.
     """
 
-    def __init__(self, engine: Engine, slots: npt.NDArray[np.int32], *, chunked_prefill_size: int = 512) -> None:
+    def __init__(
+        self, engine: Engine[Runner], slots: npt.NDArray[np.int32], *, chunked_prefill_size: int = 512
+    ) -> None:
         self._engine = engine
         self._free_slots = slots
         self._chunked_prefill_size = chunked_prefill_size

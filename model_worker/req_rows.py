@@ -6,6 +6,7 @@ import torch
 
 from lightserve.errors import InvariantError
 from lightserve.ipc.messages import NewReq, unpack_int32
+from lightserve.model_worker.upload import upload
 
 
 class ReqRows:
@@ -45,7 +46,7 @@ class ReqRows:
         self._ids[req.req_row] = unpack_int32(req.ids)
         self.seq_lens[req.req_row] = len(cached_slots)
         if len(cached_slots):
-            self.req_to_slots[req.req_row, : len(cached_slots)] = torch.from_numpy(cached_slots.copy())
+            self.req_to_slots[req.req_row, : len(cached_slots)] = upload(cached_slots, self.req_to_slots.device)
         self.prompt_lens[req.req_row] = req.prompt_len
 
     def release(self, req_rows: npt.NDArray[np.int32]) -> None:

@@ -7,18 +7,20 @@ from typing import Protocol
 
 import torch
 
-from lightserve.model_worker.forward_batch import ForwardBatch
 from lightserve.model_worker.layers.linear import Linear
 
 
 class Backend(Protocol):
-    """Operations on one device. Norms, rotations and softmax are computed in float32 and rounded once."""
+    """Operations on one device. Norms, rotations and softmax are computed in float32 and rounded once.
+
+    Each implementation has a ``begin`` of its own: its runner tells it there of the batch that comes next.
+    """
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Prepare a projection. It may keep its own layout of ``weight`` only."""
 
-    def begin(self, batch: ForwardBatch, padding_slot: int) -> None:
-        """Derive what all layers of this batch share. Called once before the first layer."""
+    def head(self, weight: torch.Tensor) -> Linear:
+        """Prepare the projection to logits; they may come in a wider type than the weight's."""
 
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor, *, first_id: int) -> torch.Tensor:
         """Look up rows of a shard of the table that starts at ``first_id``; zeros for ids outside it."""

@@ -1,14 +1,17 @@
 """The Llama family: one decoder for Llama, Mistral, Qwen2 and Qwen3; what differs are facts of ``ModelConfig``."""
 
+from typing import Generic, TypeVar
+
 import torch
 
 from lightserve.model_config import ModelConfig
-from lightserve.model_worker.forward_batch import ForwardBatch
 from lightserve.model_worker.kv_cache import KVCache
 from lightserve.model_worker.layers.backend import Backend
 from lightserve.model_worker.tensor_parallel import Ranks
 from lightserve.model_worker.weights.model_weights import LayerWeights, ModelWeights
 from lightserve.model_worker.weights.sharding import Shard
+
+BackendT = TypeVar("BackendT", bound=Backend)
 
 
 class DecoderLayer:
@@ -25,7 +28,7 @@ class DecoderLayer:
         self.down_proj = backend.linear(weights.down_proj)
 
 
-class LlamaModel:
+class LlamaModel(Generic[BackendT]):
     """One rank's model.
 
     Args:
@@ -36,34 +39,38 @@ class LlamaModel:
         ranks: The other ranks.
 
     Attributes:
+        backend: Does the arithmetic; must have begun the batch.
         num_kv_heads: This rank's.
         world_size: Number of ranks.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: ModelWeights, shard: Shard, *, backend: Backend, ranks: Ranks
+        self, config: ModelConfig, weights: ModelWeights, shard: Shard, *, backend: BackendT, ranks: Ranks
     ) -> None:
         self._eps = config.rms_norm_eps
         self.num_kv_heads = len(shard.kv_heads)
         self.world_size = ranks.world_size
         self._num_heads = len(shard.q_heads)
         self._first_id = shard.vocab.start
-        self._backend = backend
+        self.backend = backend
         self._ranks = ranks
         self._embedding = weights.embedding
         self._layers = [DecoderLayer(weights.layers.pop(0), backend) for _ in range(config.num_layers)]
         self._final_norm = weights.final_norm
-        self._lm_head = backend.linear(weights.lm_head)
+        self._lm_head = backend.head(weights.lm_head)
 
-    def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Run the batch, writing its K and V.
+    def forward(self, token_ids: torch.Tensor, kv_cache: KVCache) -> torch.Tensor:
+        """Run the batch that the backend has begun, writing its K and V.
+
+        Args:
+            token_ids: [num_tokens] int32, none negative.
+            kv_cache: This rank's.
 
         Returns:
-            [num_sampled, hidden_size], last hidden states of the sampled tokens.
+            [num_tokens, hidden_size], last hidden states.
         """
-        backend = self._backend
-        backend.begin(batch, kv_cache.padding_slot)
-        residual = self._ranks.all_reduce(backend.embedding(batch.token_ids, self._embedding, first_id=self._first_id))
+        backend = self.backend
+        residual = self._ranks.all_reduce(backend.embedding(token_ids, self._embedding, first_id=self._first_id))
         x = backend.rms_norm(residual, self._layers[0].input_norm, self._eps)
         next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         for layer, kv_layer, next_norm in zip(self._layers, kv_cache.layers, next_norms, strict=True):
@@ -71,7 +78,7 @@ class LlamaModel:
             x = backend.add_rms_norm(x, residual, layer.post_attention_norm, self._eps)
             x = self._ranks.all_reduce(layer.down_proj(backend.silu_mul(layer.gate_up(x))))
             x = backend.add_rms_norm(x, residual, next_norm, self._eps)
-        return x[batch.sampled_tokens]
+        return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states to logits.
@@ -80,12 +87,12 @@ class LlamaModel:
             hidden: [n, hidden_size], n at least 1.
 
         Returns:
-            [n, world_size * vocab_rows], in the model's dtype; columns at or beyond ``vocab_size`` mean nothing.
+            [n, world_size * vocab_rows], any float type; columns at or beyond ``vocab_size`` mean nothing.
         """
         return self._ranks.all_gather_columns(self._lm_head(hidden))
 
     def _attention(self, layer: DecoderLayer, x: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
-        q = self._backend.rope_kv_write(
+        q = self.backend.rope_kv_write(
             layer.qkv(x),
             kv_layer,
             num_heads=self._num_heads,
@@ -93,4 +100,4 @@ class LlamaModel:
             k_norm=layer.k_norm,
             eps=self._eps,
         )
-        return layer.o_proj(self._backend.attention(q, kv_layer).flatten(1))
+        return layer.o_proj(self.backend.attention(q, kv_layer).flatten(1))

@@ -1,0 +1,91 @@
+"""Runs batches on a CPU: as they come, without padding."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from lightserve.ipc.messages import NewReq, StepResult, pack_float32, pack_int32
+from lightserve.model_worker.engine import Engine
+from lightserve.model_worker.forward_batch import ForwardBatch, HostBatch
+from lightserve.model_worker.kv_cache import KVCache
+from lightserve.model_worker.layers.cpu_backend import CpuBackend
+from lightserve.model_worker.models.llama import LlamaModel
+from lightserve.model_worker.req_rows import ReqRows
+from lightserve.model_worker.sampler import Sampler
+
+CpuModel: TypeAlias = LlamaModel[CpuBackend]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step sampled.
+
+    Attributes:
+        token_ids: [num_sampled] int32.
+        logprobs: [num_sampled] float32.
+    """
+
+    step_id: int
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+
+    def result(self) -> StepResult:
+        """Pack it."""
+        return StepResult(self.step_id, pack_int32(self.token_ids.numpy()), pack_float32(self.logprobs.numpy()))
+
+
+class CpuRunner:
+    """Implements ``Runner``.
+
+    A step that runs out of memory is run again in two halves, and so on down to single tokens: writes to the cache are
+    the same whatever the cut, and ids are only committed when a piece is done. So nobody's request fails; only a step
+    of one token that does not fit ends the process. With several ranks any such failure ends the process, since the
+    others wait inside a collective operation.
+
+    Args:
+        model: This rank's.
+        kv_cache: This rank's.
+        rows: State of the running requests.
+        sampler: Their sampling parameters.
+    """
+
+    def __init__(self, model: CpuModel, kv_cache: KVCache, rows: ReqRows, sampler: Sampler) -> None:
+        self.model = model
+        self._kv_cache = kv_cache
+        self._rows = rows
+        self._sampler = sampler
+        self.num_split_steps = 0
+
+    def enter(self, new_reqs: Sequence[NewReq]) -> None:
+        """Take over the parameters of requests that enter the batch."""
+        self._sampler.enter(new_reqs)
+
+    def run(self, step_id: int, batch: HostBatch) -> Sampled:
+        """Run a batch of at least one token."""
+        return Sampled(step_id, *self._run(batch))
+
+    def _run(self, host: HostBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        try:
+            return self._run_whole(host)
+        except torch.OutOfMemoryError:
+            if self.model.world_size > 1 or host.num_tokens == 1:
+                raise
+        self.num_split_steps += 1
+        first, second = (self._run(half) for half in host.halves())
+        return torch.cat((first[0], second[0])), torch.cat((first[1], second[1]))
+
+    def _run_whole(self, host: HostBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = ForwardBatch.of(host, self._rows)
+        self.model.backend.begin(batch, self._kv_cache.padding_slot)
+        hidden = self.model.forward(batch.token_ids, self._kv_cache)
+        if not host.is_sampled.any():
+            return torch.empty(0, dtype=torch.int32), torch.empty(0)
+        logits = self.model.logits(hidden[batch.sampled_tokens])
+        token_ids, logprobs = self._sampler.sample(logits, batch, self._rows)
+        self._rows.next_token[batch.sampled_rows] = token_ids
+        return token_ids, logprobs
+
+
+CpuEngine: TypeAlias = Engine[CpuRunner]
