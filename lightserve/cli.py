@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from lightserve.config import ServerConfig, add_flags, underscored
 from lightserve.errors import ConfigError
-from lightserve.launcher import CHILD_COMMANDS, ChildFailure, serve
+from lightserve.launcher import CHILD_COMMANDS, serve
 
 _SUMMARY = "An LLM server whose key/value cache is managed token by token."
 
@@ -26,11 +26,10 @@ def main(arguments: Sequence[str] | None = None, child_commands: Mapping[str, Se
     """
     config = parse_config(sys.argv[1:] if arguments is None else arguments)
     try:
-        serve(config, _print_now, child_commands)
-    except (ConfigError, ChildFailure) as error:
-        print(f"lightserve: error: {error}", file=sys.stderr, flush=True)
+        return serve(config, _announce, _complain, child_commands)
+    except ConfigError as error:
+        _complain(str(error))
         return 1
-    return 0
 
 
 def parse_config(arguments: Sequence[str]) -> ServerConfig:
@@ -52,5 +51,9 @@ def parse_config(arguments: Sequence[str]) -> ServerConfig:
         serve_parser.error(str(error))
 
 
-def _print_now(text: str) -> None:
+def _announce(text: str) -> None:
     print(text, flush=True)
+
+
+def _complain(text: str) -> None:
+    print(f"lightserve: error: {text}", file=sys.stderr, flush=True)

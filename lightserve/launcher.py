@@ -12,7 +12,7 @@ from lightserve.boot import Boot, write_boot
 from lightserve.children import Children, describe_exit
 from lightserve.config import ServerConfig
 from lightserve.ipc.links import Inbox, Outbox
-from lightserve.ipc.messages import DownMsg, DrainMsg, FatalMsg, LauncherInbox, ReadyMsg, ServeMsg
+from lightserve.ipc.messages import DownMsg, DrainMsg, FatalMsg, LauncherInbox, ReadyMsg, ServeMsg, ServingMsg
 from lightserve.listener import base_url, listen
 from lightserve.log import configure_logging
 from lightserve.preparation import prepare
@@ -29,15 +29,16 @@ _BLAME_S = 0.3  # the cause of a failure may be noticed a little later than its 
 _GOODBYE_S = 5.0  # for HTTP servers to end what is open with an error
 
 
-class ChildFailure(Exception):
+class _ChildFailure(Exception):
     """A child ended, or said that it cannot go on; the message names it and says why."""
 
 
 def serve(
     config: ServerConfig,
     announce: Callable[[str], None],
+    complain: Callable[[str], None],
     child_commands: Mapping[str, Sequence[str]] = CHILD_COMMANDS,
-) -> None:
+) -> int:
     """Serve until SIGINT or SIGTERM asks to stop.
 
     Open requests may then finish, for at most ``config.drain_timeout_s``; a second signal stops at once.
@@ -45,11 +46,14 @@ def serve(
     Args:
         config: The operator's settings.
         announce: Called once, with the text that says that the server is ready.
+        complain: Called once if a child fails, with the cause, before the others are ended.
         child_commands: For each kind of child, the arguments to Python that run it.
+
+    Returns:
+        The exit status: 0 when asked to stop, 1 when a child failed.
 
     Raises:
         ConfigError: The settings do not fit the machine or the model.
-        ChildFailure: A child failed; the others have been ended.
     """
     configure_logging("launcher", config.log_level)
     exit_on_stop_signals()
@@ -66,11 +70,13 @@ def serve(
                 announce(ready_text(boot, url, launcher.router_ready))
                 launcher.await_stop()
                 launcher.drain()
-        except ChildFailure:
+        except _ChildFailure as failure:
+            complain(str(failure))
             launcher.say_goodbye()
-            raise
+            return 1
         finally:
             launcher.close()
+    return 0
 
 
 @dataclass(frozen=True, order=True)
@@ -101,6 +107,7 @@ class Launcher:
         self._children = Children(child_commands, boot.run_dir)
         self._http: dict[str, Outbox] = {}
         self._ready: dict[str, ReadyMsg] = {}
+        self._serving: set[str] = set()
         self._failures: dict[str, _Failure] = {}
         self._num_stops = 0
         self._draining = False
@@ -122,16 +129,17 @@ class Launcher:
             self._http[name] = Outbox(self._boot.run_dir, name)
 
     def await_ready(self) -> bool:
-        """Wait until every child is ready, then let HTTP servers take requests; False if told to stop before."""
+        """Wait until every child is ready, and HTTP servers take requests; False if told to stop before."""
         # The router is ready once its model workers are.
         awaited = {"router", "detokenizer", *self._http}
         while not (awaited <= self._ready.keys() or self._num_stops):
             self._wait()
-        if self._num_stops:
-            return False
-        num_slots = self.router_ready.max_total_token_num
-        self._tell_http(ServeMsg(num_slots, min(num_slots, self._boot.max_req_total_len)))
-        return True
+        if not self._num_stops:
+            num_slots = self.router_ready.max_total_token_num
+            self._tell_http(ServeMsg(num_slots, min(num_slots, self._boot.max_req_total_len)))
+        while not (self._serving == self._http.keys() or self._num_stops):
+            self._wait()
+        return not self._num_stops
 
     def await_stop(self) -> None:
         """Wait until told to stop."""
@@ -167,14 +175,14 @@ class Launcher:
             outbox.send(message)
 
     def _wait(self, deadline: float | None = None) -> None:
-        """Take in what comes next, at the latest at ``deadline``; raise ChildFailure for the failure of a child."""
+        """Take in what comes next, at the latest at ``deadline``; raise _ChildFailure for the failure of a child."""
         self._receive(deadline)
         if self._failures:
             blame_at = time.monotonic() + _BLAME_S
             while time.monotonic() < blame_at:
                 self._receive(blame_at)
             cause = self._cause()
-            raise ChildFailure(f"{cause.process} {cause.reason}")
+            raise _ChildFailure(f"{cause.process} {cause.reason}")
 
     def _cause(self) -> _Failure:
         return min(self._failures.values())
@@ -187,6 +195,8 @@ class Launcher:
             match message:
                 case ReadyMsg():
                     self._ready[message.process] = message
+                case ServingMsg():
+                    self._serving.add(message.process)
                 case FatalMsg():
                     self._failures[message.process] = self._failure(message.process, f"failed: {message.message}")
         for name, code in self._children.reap().items():

@@ -93,6 +93,8 @@ class OpenStreams:
     async def until_all_have_text(self) -> None:
         """Wait until every client has seen some text."""
         while not all(self._texts):
+            ended_early = [task.result() for task in self._tasks if task.done()]
+            assert not ended_early, ended_early
             await asyncio.sleep(0.02)
 
     async def outcomes(self) -> list[Outcome]:

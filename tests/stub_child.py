@@ -16,7 +16,7 @@ from lightserve.boot import read_boot
 from lightserve.child import process_name, run_child
 from lightserve.errors import ConfigError
 from lightserve.ipc.links import Inbox, Outbox
-from lightserve.ipc.messages import DownMsg, DrainMsg, HttpInbox, ReadyMsg, ServeMsg
+from lightserve.ipc.messages import DownMsg, DrainMsg, HttpInbox, ReadyMsg, ServeMsg, ServingMsg
 
 VARIABLE = "LIGHTSERVE_STUBS"
 KIND = sys.argv[1]
@@ -55,11 +55,13 @@ def main(run_dir: str, index: int) -> None:
         _MISBEHAVIOURS[misbehaviour]()
     inbox: Inbox[HttpInbox] = Inbox(run_dir, name, HttpInbox)
     pool = read_boot(run_dir).config.max_total_token_num or STUB_POOL
-    Outbox(run_dir, "launcher").send(ReadyMsg(name, pool, "a stub's pool") if KIND == "router" else ReadyMsg(name))
+    launcher = Outbox(run_dir, "launcher")
+    launcher.send(ReadyMsg(name, pool, "a stub's pool") if KIND == "router" else ReadyMsg(name))
     while True:
         match inbox.receive():
             case ServeMsg() as message:
                 print(name, message, flush=True)
+                launcher.send(ServingMsg(name))
             case DrainMsg() as message:
                 print(name, message, flush=True)
                 if os.environ.get("LIGHTSERVE_STUB_DRAINS") != "never":

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from lightserve.http_server.front_end import FrontEnd
@@ -39,11 +39,13 @@ class Mailroom:
     Args:
         front: The process's state.
         inbox: Where messages come from.
+        serving: Called when requests are taken from now on.
     """
 
-    def __init__(self, front: FrontEnd, inbox: MailInbox) -> None:
+    def __init__(self, front: FrontEnd, inbox: MailInbox, serving: Callable[[], None]) -> None:
         self._front = front
         self._inbox = inbox
+        self._serving = serving
         self._end = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
 
@@ -77,6 +79,7 @@ class Mailroom:
                 front.metrics.set_load(message)
             case ServeMsg():
                 front.status.serve(message)
+                self._serving()
             case DrainMsg():
                 front.status.phase = Phase.DRAINING
                 self._end_after(message.limit_s, ErrorInfo(503, "server_draining", "The server is shutting down."))

@@ -25,7 +25,7 @@ from lightserve.http_server.prompts import Prompts
 from lightserve.http_server.status import Status
 from lightserve.http_server.streams import Streams
 from lightserve.ipc.links import AsyncInbox, Outbox
-from lightserve.ipc.messages import AbortMsg, GenerateMsg, HttpInbox, ReadyMsg
+from lightserve.ipc.messages import AbortMsg, GenerateMsg, HttpInbox, ReadyMsg, ServingMsg
 from lightserve.tokenizer import Tokenizer
 
 # Longer than clients keep idle connections, or one would be closed just as its client uses it again.
@@ -51,9 +51,12 @@ async def serve(boot: Boot, index: int) -> None:
         freeze_garbage_collector()
         launcher.send(ReadyMsg(name))
 
+    def serving() -> None:
+        launcher.send(ServingMsg(name))
+
     server = Server(uvicorn_config(app), started)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(_end_with(Mailroom(front, inbox), server))
+        tasks.create_task(_end_with(Mailroom(front, inbox, serving), server))
         await server.serve(sockets=[socket.socket(fileno=boot.listen_fd)])
     front.prompts.close()
     for link in (inbox, router, launcher):

@@ -253,6 +253,12 @@ class ReadyMsg(_Message, frozen=True):
     note: str = ""
 
 
+class ServingMsg(_Message, frozen=True):
+    """HTTP server -> launcher, answer to ``ServeMsg``: from now on requests are taken."""
+
+    process: str
+
+
 class FatalMsg(_Message, frozen=True):
     """Any child -> launcher: this process cannot go on; ``message`` is what the operator should see."""
 
@@ -260,7 +266,7 @@ class FatalMsg(_Message, frozen=True):
     message: str
 
 
-LauncherInbox: TypeAlias = ReadyMsg | FatalMsg
+LauncherInbox: TypeAlias = ReadyMsg | ServingMsg | FatalMsg
 
 
 # ---- router -> model worker, through rpyc as plain bytes ----

@@ -23,6 +23,7 @@ from lightserve.ipc.messages import (
     ReadyMsg,
     RouterInbox,
     ServeMsg,
+    ServingMsg,
     StartMsg,
     StepPlan,
     StepResult,
@@ -97,7 +98,11 @@ http_messages = st.one_of(
     st.builds(DrainMsg, floats),
     st.builds(DownMsg, texts),
 )
-launcher_messages = st.one_of(st.builds(ReadyMsg, texts, counts, texts), st.builds(FatalMsg, texts, texts))
+launcher_messages = st.one_of(
+    st.builds(ReadyMsg, texts, counts, texts),
+    st.builds(ServingMsg, texts),
+    st.builds(FatalMsg, texts, texts),
+)
 new_reqs = st.builds(NewReq, counts, raw, counts, raw, sampling)
 plans = st.builds(StepPlan, counts, raw, st.lists(new_reqs, max_size=3), raw, raw, raw, raw, raw)
 

@@ -49,7 +49,8 @@ def test_when_an_http_server_is_killed_its_clients_are_cut_off_and_the_server_en
 
 def assert_down_because(server: Server, name: str, children: dict[str, int]) -> None:
     assert server.await_exit() == 1
-    assert f"lightserve: error: {name} was killed (SIGKILL)" in server.output
+    errors = [line for line in server.output.splitlines() if "error: " in line or "ERROR" in line]
+    assert errors[0].startswith(f"lightserve: error: {name} was killed (SIGKILL)")
     assert server.output.count("lightserve: error: ") == 1
     await_all_gone(children)
     assert server.run_dirs == []

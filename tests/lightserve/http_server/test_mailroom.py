@@ -55,7 +55,7 @@ def text(req_id: int) -> TextMsg:
 
 
 async def run(front: FrontEnd, *messages: HttpInbox) -> None:
-    await asyncio.wait_for(Mailroom(front, Letters(*messages)).run(), 10)
+    await asyncio.wait_for(Mailroom(front, Letters(*messages), lambda: None).run(), 10)
 
 
 def test_serving_starts_with_the_least_of_all_limits(front: FrontEnd) -> None:
@@ -63,6 +63,14 @@ def test_serving_starts_with_the_least_of_all_limits(front: FrontEnd) -> None:
     asyncio.run(run(front, ServeMsg(100, 400), LOAD, DrainMsg(0.0)))
     assert (front.status.max_total_token_num, front.status.max_req_total_len) == (100, 100)
     assert front.status.load == LOAD
+
+
+def test_it_says_that_it_serves_once_it_does(front: FrontEnd) -> None:
+    front.status.phase = Phase.STARTING
+    phases: list[Phase] = []
+    letters = Letters(ServeMsg(100, 400), DrainMsg(0.0))
+    asyncio.run(Mailroom(front, letters, lambda: phases.append(front.status.phase)).run())
+    assert phases == [Phase.SERVING]
 
 
 def test_an_idle_server_drains_at_once(front: FrontEnd) -> None:
