@@ -2,6 +2,8 @@
 
 import msgspec
 
+MAX_STOP_TOKEN_IDS = 64
+
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """One request's sampling parameters, complete: every default has been filled in.
@@ -17,7 +19,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
         frequency_penalty: Over output only; 0 turns it off.
         seed: Always concrete: the HTTP server draws one when the client gives none. In [0, 2**63).
         min_new_tokens: Until so many are produced, end-of-sequence and stop ids are never sampled.
-        stop_token_ids: The client's own stop ids, besides the model's end-of-sequence ids.
+        stop_token_ids: At most ``MAX_STOP_TOKEN_IDS`` of the client's own, besides the model's end-of-sequence ids.
         ignore_eos: The model's end-of-sequence ids do not end this request.
     """
 

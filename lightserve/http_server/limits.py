@@ -4,12 +4,13 @@ They are generous: no honest client meets them, and no hostile one gets past the
 """
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
+REQUEST_TIMEOUT_S = 60  # from its first byte to its last; 16 MiB take so long at 2 Mbit/s
+LOST_CLIENT_S = 60  # a client that takes nothing for so long is gone
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_CHOICES = 128  # n
 MAX_PROMPTS = 1024  # prompts of one /v1/completions body; also the bound on prompts times n
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024  # of one stop string
-MAX_STOP_TOKEN_IDS = 64
 MAX_MESSAGES = 16_384
 
 # Longest text that is tokenized at all. Nobody's text averages 32 characters a token, so what is longer cannot fit.

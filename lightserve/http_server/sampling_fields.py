@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Meta
 
 from lightserve.errors import RequestError
-from lightserve.http_server.limits import MAX_STOP_CHARS, MAX_STOP_TOKEN_IDS, MAX_STOPS
+from lightserve.http_server.limits import MAX_STOP_CHARS, MAX_STOPS
 from lightserve.ipc.messages import TextParams
-from lightserve.sampling_params import SamplingParams
+from lightserve.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 
 _SEEDS = 2**63
 

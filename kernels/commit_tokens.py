@@ -1,0 +1,105 @@
+"""Keep what a step sampled: each row's id for the next step and for penalties, and one packed result for the host.
+
+next_token[req_rows[i]] = token_ids[i]
+token_counts[req_rows[i], token_ids[i]] += 1, where token_ids[i] >= 0
+out = token_ids, then the bits of logprobs
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from lightserve.kernels.launch import dependent_launch, wait_for_previous
+
+
+def commit_tokens_reference(
+    token_ids: torch.Tensor,
+    logprobs: torch.Tensor,
+    req_rows: torch.Tensor,
+    next_token: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    token_counts: torch.Tensor | None = None,
+) -> None:
+    """Do what ``commit_tokens`` does, in plain torch."""
+    rows = req_rows.long()
+    next_token[rows] = token_ids
+    out[0] = token_ids
+    out[1] = logprobs.view(torch.int32)
+    if token_counts is not None:
+        ones = (token_ids >= 0).to(torch.int32)
+        token_counts.index_put_((rows, token_ids.clamp_min(0).long()), ones, accumulate=True)
+
+
+def commit_tokens(
+    token_ids: torch.Tensor,
+    logprobs: torch.Tensor,
+    req_rows: torch.Tensor,
+    next_token: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    token_counts: torch.Tensor | None = None,
+) -> None:
+    """Write sampled ids to where the next step, the penalties and the host look for them.
+
+    Args:
+        token_ids: [n] int32, -1 for a failed row.
+        logprobs: [n] float32.
+        req_rows: [n] int32, distinct except for padding rows.
+        next_token: [num_rows] int32, changed.
+        out: [2, n] int32 contiguous, written.
+        token_counts: [num_rows, vocab_size] int32, changed; when not given, nothing is counted.
+
+    Raises:
+        ValueError: The shapes do not fit.
+    """
+    (n,) = token_ids.shape
+    if out.shape != (2, n) or not out.is_contiguous():
+        raise ValueError(f"out {tuple(out.shape)} must be contiguous, [2, {n}]")
+    if token_counts is not None and token_counts.stride(1) != 1:
+        raise ValueError("a row of token_counts must be contiguous")
+    if n:
+        _commit_tokens_kernel[(triton.cdiv(n, BLOCK),)](
+            token_ids,
+            logprobs,
+            req_rows,
+            next_token,
+            next_token if token_counts is None else token_counts,
+            out,
+            0 if token_counts is None else token_counts.stride(0),
+            n,
+            COUNT=token_counts is not None,
+            BLOCK=BLOCK,
+            num_warps=4,
+            **dependent_launch(token_ids),
+        )
+
+
+BLOCK = 128
+
+
+@triton.jit(do_not_specialize=["n"])
+def _commit_tokens_kernel(
+    token_ids,
+    logprobs,
+    req_rows,
+    next_token,
+    token_counts,
+    out,
+    counts_stride,
+    n,
+    COUNT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < n
+    wait_for_previous(PDL)
+    token_id = tl.load(token_ids + index, mask=inside, other=-1)
+    logprob = tl.load(logprobs + index, mask=inside, other=0)
+    req_row = tl.load(req_rows + index, mask=inside, other=0).to(tl.int64)
+    tl.store(next_token + req_row, token_id, mask=inside)
+    tl.store(out + index, token_id, mask=inside)
+    tl.store(out + n + index, logprob.to(tl.int32, bitcast=True), mask=inside)
+    if COUNT:
+        tl.atomic_add(token_counts + req_row * counts_stride + token_id, 1, mask=inside & (token_id >= 0))
