@@ -55,7 +55,13 @@ def load_cpu_model(config: ModelConfig, ranks: Ranks, *, dtype: torch.dtype, loa
     rank, world_size = ranks.rank, ranks.world_size
     shard = Shard.of(config, rank, world_size)
     weights = load_weights(config, rank=rank, world_size=world_size, device=_CPU, dtype=dtype, load_format=load_format)
-    backend = CpuBackend(config.rope, head_dim=config.head_dim, num_kv_heads=len(shard.kv_heads), dtype=dtype)
+    backend = CpuBackend(
+        config.rope,
+        head_dim=config.head_dim,
+        num_heads=len(shard.q_heads),
+        num_kv_heads=len(shard.kv_heads),
+        dtype=dtype,
+    )
     with torch.inference_mode():
         return LlamaModel(config, weights, shard, backend=backend, ranks=ranks)
 

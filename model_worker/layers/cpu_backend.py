@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from lightserve.kernels.embedding import embedding_reference
 from lightserve.model_worker.forward_batch import ForwardBatch
-from lightserve.model_worker.layers.attention_cpu import AttentionPlan, attend, plan_attention
+from lightserve.model_worker.layers.attention_cpu import AttentionPlan, AttentionShape, attend, plan_attention
 from lightserve.model_worker.layers.linear import Linear, PackedLinear, PlainLinear, can_pack
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
 from lightserve.rope_config import RopeConfig
@@ -20,13 +20,18 @@ class CpuBackend:
     Args:
         rope: The rotary embedding.
         head_dim: Of queries, K and V.
+        num_heads: This rank's.
         num_kv_heads: This rank's.
         dtype: Of weights, activations and cache.
     """
 
-    def __init__(self, rope: RopeConfig, *, head_dim: int, num_kv_heads: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, rope: RopeConfig, *, head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
+    ) -> None:
         self._inv_freq = inverse_frequencies(rope, head_dim)
         self._attention_factor = rope.attention_factor
+        self._head_dim = head_dim
+        self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._dtype = dtype
         self._packs = can_pack(dtype)
@@ -47,9 +52,8 @@ class CpuBackend:
         self._cos = torch.cat((cos, cos), dim=-1)
         self._sin = torch.cat((-sin, sin), dim=-1)
         self._out_slots = batch.out_slots.long()
-        self._plan: AttentionPlan = plan_attention(
-            batch, num_kv_heads=self._num_kv_heads, padding_slot=padding_slot, dtype=self._dtype
-        )
+        shape = AttentionShape(self._num_heads, self._num_kv_heads, self._head_dim, padding_slot, self._dtype)
+        self._plan: AttentionPlan = plan_attention(batch, shape)
 
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor, *, first_id: int) -> torch.Tensor:
         """Look up rows of a shard of the table."""
