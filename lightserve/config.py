@@ -53,6 +53,17 @@ class ServerConfig:
     served_model_name: str | None = setting(None, "name in the OpenAI API; unset: the model folder's name")
     httpserver_workers: int = setting(1, "HTTP/tokenizer processes", at_least=1, at_most=1000)
     max_queued_reqs: int = setting(4096, "waiting requests before new ones are answered 429", at_least=1)
+    router_policy: Literal["conservative", "past_future"] = setting(
+        "conservative",
+        "conservative: all may produce max_new_tokens, nothing is ever paused; past_future: as much as of late",
+    )
+    max_overflow_prob: float = setting(
+        0.02, "past_future: chance of an overflow that admitting a request may leave", at_least=1e-9, at_most=0.5
+    )
+    max_itl_ms: float = setting(
+        0.0, "milliseconds between tokens that the prompts of others should not exceed; 0: no target", at_least=0
+    )
+    disable_prefix_cache: bool = setting(False, "prompts that begin alike share nothing")
     api_key: str | None = setting(None, "key that clients must send as a bearer token; unset: none")
     drain_timeout_s: float = setting(30.0, "seconds that open requests may run on after SIGTERM", at_least=0)
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe level that is logged")

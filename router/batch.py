@@ -1,15 +1,10 @@
 """The running requests: rows of the Token Table, and one array per fact that every step reads or changes."""
 
-from typing import TypeAlias
-
 import numpy as np
-import numpy.typing as npt
 
 from lightserve.errors import InvariantError
+from lightserve.router.arrays import IdArray, RowArray, SlotArray
 from lightserve.router.request import Req
-from lightserve.router.slots import SlotArray
-
-RowArray: TypeAlias = npt.NDArray[np.int32]
 
 
 class Batch:
@@ -17,13 +12,14 @@ class Batch:
 
     Attributes:
         req_ids: [max_rows] int64, -1 where the row is free.
-        prompt_lens: [max_rows] int32.
+        stays: [max_rows] int64, counts up with each request that gets a row: a paused request comes back as another.
         seq_lens: [max_rows] int32, tokens whose K and V the steps planned so far write.
         final_lens: [max_rows] int32, ``seq_lens`` when the last token has been planned.
         ignores_eos: [max_rows] bool.
         has_stop_ids: [max_rows] bool, the client named stop ids of its own.
         last_slots: [max_rows] int32, the slot of position ``seq_len - 1``; -1 while there is none.
-        slots: [max_rows, max_len] int32; a row's [0, seq_len) are held.
+        ids: [max_rows, max_len + 1] int32, prompt and output as far as known.
+        slots: [max_rows, max_len] int32; a row's [node.end, seq_len) are the request's own.
         decode_rows: [num_decode] int32, the rows to decode next, in the order in which they joined.
 
     Args:
@@ -34,16 +30,18 @@ class Batch:
     def __init__(self, max_rows: int, max_len: int) -> None:
         self.reqs: list[Req | None] = [None] * max_rows
         self.req_ids = np.full(max_rows, -1, dtype=np.int64)
-        self.prompt_lens = np.zeros(max_rows, dtype=np.int32)
+        self.stays = np.full(max_rows, -1, dtype=np.int64)
         self.seq_lens = np.zeros(max_rows, dtype=np.int32)
         self.final_lens = np.zeros(max_rows, dtype=np.int32)
         self.ignores_eos = np.zeros(max_rows, dtype=np.bool_)
         self.has_stop_ids = np.zeros(max_rows, dtype=np.bool_)
         self.last_slots = np.zeros(max_rows, dtype=np.int32)
         # Zeroed pages cost nothing until they are written: memory follows the lengths in use, not max_len.
+        self.ids = np.zeros((max_rows, max_len + 1), dtype=np.int32)
         self.slots = np.zeros((max_rows, max_len), dtype=np.int32)
         self.decode_rows: RowArray = np.zeros(0, dtype=np.int32)
         self._free_rows = list(reversed(range(max_rows)))
+        self._num_stays = 0
 
     def __len__(self) -> int:
         return len(self.reqs) - len(self._free_rows)
@@ -56,14 +54,16 @@ class Batch:
     def add(self, req: Req) -> None:
         """Give a request a row."""
         row = self._free_rows.pop()
+        self._num_stays += 1
         self.reqs[row] = req
         self.req_ids[row] = req.req_id
-        self.prompt_lens[row] = req.prompt_len
+        self.stays[row] = self._num_stays
         self.seq_lens[row] = 0
         self.final_lens[row] = req.max_slots
         self.ignores_eos[row] = req.sampling.ignore_eos
         self.has_stop_ids[row] = bool(req.sampling.stop_token_ids)
         self.last_slots[row] = -1
+        self.ids[row, : len(req.ids)] = req.ids
         req.row = row
 
     def remove(self, req: Req) -> None:
@@ -71,6 +71,7 @@ class Batch:
         row = req.row
         self.reqs[row] = None
         self.req_ids[row] = -1
+        self.stays[row] = -1
         self.decode_rows = self.decode_rows[self.decode_rows != row]
         self._free_rows.append(row)
         req.row = -1
@@ -87,7 +88,7 @@ class Batch:
         return req
 
     def extend_prompt(self, req: Req, slots: SlotArray) -> None:
-        """Let a request's prompt grow by a chunk, [chunk_len] int32."""
+        """Let a request's prompt grow by a stretch, [n] int32: what the cache has of it, or a chunk."""
         start = int(self.seq_lens[req.row])
         self.slots[req.row, start : start + len(slots)] = slots
         self.last_slots[req.row] = slots[-1]
@@ -99,6 +100,10 @@ class Batch:
         self.last_slots[rows] = slots
         self.seq_lens[rows] += 1
 
-    def held_slots(self, req: Req) -> SlotArray:
-        """Tell which slots a running request holds: a view, in the order of its tokens."""
-        return self.slots[req.row, : self.seq_lens[req.row]]
+    def own_slots(self, req: Req, start: int) -> SlotArray:
+        """Tell where a running request's tokens from position ``start`` on lie: a view, [seq_len - start] int32."""
+        return self.slots[req.row, start : self.seq_lens[req.row]]
+
+    def ids_between(self, req: Req, start: int, end: int) -> IdArray:
+        """Tell a running request's ids ``[start, end)``: a view, int32."""
+        return self.ids[req.row, start:end]

@@ -1,5 +1,6 @@
 """The router process: receives requests, plans steps, calls the model workers, sends tokens on."""
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,9 +18,13 @@ from lightserve.ipc.messages import (
     StepResult,
     StopMsg,
 )
+from lightserve.router.admission import Admission, ConservativeAdmission
 from lightserve.router.limits import Limits
+from lightserve.router.past_future import PastFutureAdmission
 from lightserve.router.scheduler import Scheduler
 from lightserve.router.worker_client import WorkerClient
+
+_LOAD_INTERVAL_S = 0.05
 
 
 class Workers(Protocol):
@@ -50,6 +55,7 @@ class Router:
         send: Takes messages to the detokenizer.
         scheduler: Decides what runs.
         workers: Run it.
+        clock: Tells the time in seconds.
     """
 
     def __init__(
@@ -58,12 +64,15 @@ class Router:
         send: Callable[[DetokenizerInbox], None],
         scheduler: Scheduler,
         workers: Workers,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inbox = inbox
         self._send = send
         self._scheduler = scheduler
         self._workers = workers
+        self._clock = clock
         self._sent_load: LoadMsg | None = None
+        self._load_sent_at = -_LOAD_INTERVAL_S
 
     def turn(self) -> None:
         """Receive, plan and launch a step, apply the result of the one before."""
@@ -97,10 +106,15 @@ class Router:
             self._scheduler.apply(result)
 
     def _send_load(self) -> None:
+        """Tell the load: now and then while it changes all the time, and always before going idle."""
+        now = self._clock()
+        if now - self._load_sent_at < _LOAD_INTERVAL_S and not self._scheduler.is_idle:
+            return
         load = self._scheduler.load()
         if load != self._sent_load:
             self._send(load)
             self._sent_load = load
+            self._load_sent_at = now
 
 
 def main(run_dir: str, index: int) -> None:
@@ -110,7 +124,8 @@ def main(run_dir: str, index: int) -> None:
     detokenizer, launcher = Outbox(run_dir, "detokenizer"), Outbox(run_dir, "launcher")
     workers = WorkerClient(run_dir, boot.config.tp)
     reply = workers.load()
-    scheduler = Scheduler(_limits(boot, reply.max_total_token_num), detokenizer.send)
+    limits = _limits(boot, reply.max_total_token_num)
+    scheduler = Scheduler(limits, _admission(boot, limits), detokenizer.send)
     router = Router(inbox, detokenizer.send, scheduler, workers)
     launcher.send(ReadyMsg("router", reply.max_total_token_num, reply.note))
     freeze_garbage_collector()
@@ -127,7 +142,18 @@ def _limits(boot: Boot, max_total_token_num: int) -> Limits:
         chunked_prefill_size=boot.chunked_prefill_size,
         max_queued_reqs=boot.config.max_queued_reqs,
         eos_token_ids=boot.model.eos_token_ids,
+        has_prefix_cache=not boot.config.disable_prefix_cache,
+        max_itl_s=boot.config.max_itl_ms / 1000,
     )
+
+
+def _admission(boot: Boot, limits: Limits) -> Admission:
+    pool, max_rows = limits.max_total_token_num, limits.running_max_req_size
+    match boot.config.router_policy:
+        case "conservative":
+            return ConservativeAdmission(pool, max_rows)
+        case "past_future":
+            return PastFutureAdmission(pool, max_rows, limits.max_slots_per_req, boot.config.max_overflow_prob)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def test_help_shows_the_text_and_the_default_of_every_field() -> None:
     for field in dataclasses.fields(ServerConfig):
         assert f"--{field.name} " in help
         assert field.metadata["help"] in help
-        assert field.default is None or f"(default: {field.default})" in help
+        assert field.default is None or field.default is False or f"(default: {field.default})" in help
 
 
 def test_a_percent_sign_in_help_is_shown() -> None:

@@ -1,6 +1,7 @@
 """A router with its real loop, a fake inbox and a fake worker, run turn by turn."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,12 +14,15 @@ from lightserve.ipc.messages import (
     LoadMsg,
     RouterInbox,
     StartMsg,
+    StepPlan,
+    StepResult,
     TextParams,
     TokensMsg,
     pack_int32,
     unpack_int32,
     unpack_int64,
 )
+from lightserve.router.admission import Admission, ConservativeAdmission
 from lightserve.router.limits import Limits
 from lightserve.router.process import Router
 from lightserve.router.scheduler import Scheduler
@@ -61,6 +65,7 @@ class Seen:
 
     output_ids: list[int] = field(default_factory=list)
     finish: FinishCode = FinishCode.NONE
+    cached_len: int = 0
     error: ErrorInfo | None = None
 
     @property
@@ -72,8 +77,8 @@ class Seen:
 class Harness:
     """Drives a router and keeps what it says."""
 
-    def __init__(self, limits: Limits = LIMITS, **changes: Any) -> None:
-        self.limits = replace(limits, **changes)
+    def __init__(self, admission: Admission | None = None, **changes: Any) -> None:
+        self.limits = replace(LIMITS, **changes)
         self.seen: dict[int, Seen] = {}
         self.loads: list[LoadMsg] = []
         self.finished: list[int] = []
@@ -81,8 +86,17 @@ class Harness:
         self.worker = FakeWorker(
             self.limits.max_total_token_num, self.limits.running_max_req_size, self.limits.max_req_total_len
         )
-        self.scheduler = Scheduler(self.limits, self.take)
-        self.router = Router(self.inbox, self.take, self.scheduler, self.worker)
+        self.now = 0.0
+        self.seconds_per_step: Callable[[StepPlan], float] = lambda plan: 1.0
+        self.admission = admission or ConservativeAdmission(
+            self.limits.max_total_token_num, self.limits.running_max_req_size
+        )
+        self.scheduler = Scheduler(self.limits, self.admission, self.take, self.clock)
+        self.router = Router(self.inbox, self.take, self.scheduler, self, self.clock)
+
+    def clock(self) -> float:
+        """Tell the time: it passes while the worker runs."""
+        return self.now
 
     def take(self, message: DetokenizerInbox) -> None:
         """Play the detokenizer, which accepts nothing after a request's terminal entry."""
@@ -103,10 +117,11 @@ class Harness:
         """Append a step's tokens."""
         req_ids = unpack_int64(message.req_ids).tolist()
         assert len(set(req_ids)) == len(req_ids)
-        for req_id, token_id, code in zip(
-            req_ids, unpack_int32(message.token_ids).tolist(), message.finish, strict=True
-        ):
+        token_ids = unpack_int32(message.token_ids).tolist()
+        cached_lens = unpack_int32(message.cached_lens).tolist() or [0] * len(req_ids)
+        for req_id, token_id, code, cached_len in zip(req_ids, token_ids, message.finish, cached_lens, strict=True):
             seen = self.seen[req_id]
+            seen.cached_len += cached_len
             assert not seen.has_ended
             if token_id >= 0:
                 seen.output_ids.append(token_id)
@@ -114,16 +129,26 @@ class Harness:
             if seen.has_ended:
                 self.finished.append(req_id)
 
-    def submit(self, req_id: int, prompt_ids: list[int], sampling: SamplingParams) -> None:
+    def step(self, plan: StepPlan) -> StepResult | None:
+        """Play the workers: the result of the step before comes when that step has taken its time."""
+        self.now += self.seconds_per_step(self.worker.plans[-1]) if self.worker.plans else 0.0
+        return self.worker.step(plan)
+
+    def flush(self) -> StepResult | None:
+        """Play the workers."""
+        self.now += self.seconds_per_step(self.worker.plans[-1])
+        return self.worker.flush()
+
+    def submit(self, req_id: int, prompt_ids: list[int], sampling: SamplingParams, **more: Any) -> None:
         """Put a request into the inbox."""
-        self.inbox.messages.append(GenerateMsg(req_id, pack_int32(prompt_ids), sampling, TextParams()))
+        self.inbox.messages.append(GenerateMsg(req_id, pack_int32(prompt_ids), sampling, TextParams(), **more))
 
     def turn(self) -> None:
         """Let the router do one turn, and look at what it holds."""
         self.router.turn()
-        load = self.loads[-1]
+        load = self.scheduler.load()
         assert load.used_slots + load.cached_slots <= self.limits.max_total_token_num
-        assert load.promised_slots <= self.limits.max_total_token_num
+        assert self.admission.keeps_promise()
 
     def run(self, max_turns: int = 20_000) -> None:
         """Turn until nothing is left to do."""

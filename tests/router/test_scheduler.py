@@ -37,6 +37,10 @@ def prompt_that_ends_by_eos(after: int) -> list[int]:
     raise AssertionError("none found")
 
 
+def is_idle(load: LoadMsg) -> bool:
+    return load == LoadMsg(0, 0, 0, load.cached_slots, 0, 0, load.max_total_token_num)
+
+
 def check_all(harness: Harness, submitted: dict[int, tuple[list[int], SamplingParams]]) -> None:
     for req_id, (prompt_ids, sampling) in submitted.items():
         seen = harness.seen[req_id]
@@ -66,7 +70,7 @@ def test_chunked_prefill_gives_the_same_ids(chunk: int) -> None:
 
 
 def test_a_request_gains_a_token_only_in_a_step_that_ran_it() -> None:
-    harness = Harness(chunked_prefill_size=4, batch_max_tokens=12)
+    harness = Harness(chunked_prefill_size=4, batch_max_tokens=12, has_prefix_cache=False)
     requests = [(prompt_of(2, seed), SamplingParams(20)) for seed in range(5)] + [(prompt_of(60), SamplingParams(5))]
     serve(harness, requests)
     num_sampled = sum(len(seen.output_ids) for seen in harness.seen.values())
@@ -213,7 +217,7 @@ def test_an_abort_frees_everything_at_once_in_every_state(turns: int) -> None:
         harness.turn()
     harness.inbox.messages.append(AbortMsg([1, 999]))
     harness.turn()
-    assert harness.loads[-1] == LoadMsg(0, 0, 0, 0, 0, 0, 200)
+    assert is_idle(harness.loads[-1])
     ended_before = turns > 13
     assert harness.seen[1].finish == (FinishCode.LENGTH if ended_before else FinishCode.ABORT)
     harness.run()
@@ -263,7 +267,7 @@ def test_a_big_head_is_passed_but_not_starved() -> None:
     harness = Harness(max_total_token_num=1000, max_req_total_len=1000, chunked_prefill_size=400, batch_max_tokens=500)
     harness.submit(0, prompt_of(300), SamplingParams(200, ignore_eos=True))
     harness.turn()
-    harness.submit(1, prompt_of(700), SamplingParams(10, ignore_eos=True))
+    harness.submit(1, prompt_of(700, 1), SamplingParams(10, ignore_eos=True))
     next_id = 2
     while not harness.seen.get(1) or not harness.seen[1].output_ids:
         assert next_id < 700, "the big one starves"
@@ -289,6 +293,138 @@ def test_results_out_of_order_are_refused() -> None:
         harness.scheduler.apply(StepResult(9, pack_int32([1]), pack_float32([0.0])))
 
 
+def test_a_higher_priority_goes_first_and_the_lower_is_not_starved() -> None:
+    harness = Harness(running_max_req_size=1, max_req_total_len=50)
+    harness.submit(0, prompt_of(4), SamplingParams(2))
+    harness.turn()
+    harness.submit(1, prompt_of(4, 1), SamplingParams(2, ignore_eos=True))
+    for req_id in range(2, 100):
+        harness.submit(req_id, prompt_of(4, req_id), SamplingParams(2, ignore_eos=True), priority=1)
+    harness.run()
+    assert harness.finished[1] == 2
+    place = harness.finished.index(1)
+    assert 10 < place < 98
+
+
+# ---- time ----
+def test_an_overdue_request_fails_wherever_it_is() -> None:
+    harness = Harness(running_max_req_size=1)
+    harness.submit(1, prompt_of(4), SamplingParams(100, ignore_eos=True), timeout_s=20.0)
+    harness.submit(2, prompt_of(4, 1), SamplingParams(100, ignore_eos=True), timeout_s=10.0)
+    harness.submit(3, prompt_of(4, 2), SamplingParams(10, ignore_eos=True))
+    harness.run()
+    errors = [harness.seen[req_id].error for req_id in (1, 2)]
+    assert [error and error.status for error in errors] == [504, 504]
+    assert 10 < len(harness.seen[1].output_ids) <= 20
+    assert not harness.seen[2].output_ids
+    assert len(harness.seen[3].output_ids) == 10
+    assert is_idle(harness.loads[-1])
+
+
+def test_a_target_for_inter_token_latency_sizes_the_chunks() -> None:
+    harness = Harness(chunked_prefill_size=64, batch_max_tokens=80, max_itl_s=0.05, max_total_token_num=2000)
+    harness.seconds_per_step = lambda plan: 0.01 + 0.001 * sum(unpack_int32(plan.prefill_lens).tolist())
+    harness.submit(0, prompt_of(4), SamplingParams(120, ignore_eos=True))
+    for req_id in range(1, 20):
+        harness.submit(req_id, prompt_of(100, req_id), SamplingParams(1))
+    harness.run()
+    lens = [sum(unpack_int32(plan.prefill_lens).tolist()) for plan in harness.worker.plans if plan.decode_rows]
+    late = [length for length in lens[20:] if length]
+    assert late
+    assert all(30 <= length <= 42 for length in late[:-1])
+
+
+# ---- the prefix cache ----
+def turns_of(harness: Harness, requests: list[tuple[list[int], SamplingParams]]) -> int:
+    start = harness.now
+    first = len(harness.seen)
+    for req_id, (prompt_ids, sampling) in enumerate(requests, start=first):
+        harness.submit(req_id, prompt_ids, sampling)
+    harness.run()
+    check_all(harness, dict(enumerate(requests, start=first)))
+    return int(harness.now - start)
+
+
+def test_cold_warm_off_and_shared_while_it_runs_the_text_is_the_same() -> None:
+    head = prompt_of(60)
+    requests = [(head + prompt_of(5, seed), SamplingParams(12)) for seed in range(12)]
+    off = Harness(has_prefix_cache=False, max_total_token_num=1000)
+    turns_of(off, requests)
+    on = Harness(max_total_token_num=1000)
+    cold = turns_of(on, requests)
+    warm = turns_of(on, requests)
+    assert warm <= cold
+    assert on.worker.num_rows < off.worker.num_rows
+    assert all(on.seen[req_id].cached_len == 64 for req_id in range(12, 24))
+
+
+def test_a_prompt_is_shared_while_the_first_request_still_prefills_or_decodes() -> None:
+    harness = Harness()
+    harness.submit(0, prompt_of(70), SamplingParams(30, ignore_eos=True))
+    for _ in range(6):
+        harness.turn()
+    harness.submit(1, prompt_of(70), SamplingParams(30, ignore_eos=True))
+    harness.run()
+    assert harness.seen[1].cached_len == 69
+    assert harness.seen[0].cached_len == 0
+    assert harness.seen[1].output_ids == harness.seen[0].output_ids
+
+
+def test_twins_in_one_step_share_by_waiting_for_the_next() -> None:
+    harness = Harness(chunked_prefill_size=200, batch_max_tokens=220)
+    serve(harness, [(prompt_of(100), SamplingParams(3))] * 3)
+    assert [harness.seen[req_id].cached_len for req_id in range(3)] == [0, 99, 99]
+
+
+def test_an_answer_is_cached_for_the_next_turn_of_the_chat() -> None:
+    harness = Harness()
+    prompt_ids, sampling = prompt_of(20), SamplingParams(30, ignore_eos=True)
+    turns_of(harness, [(prompt_ids, sampling)])
+    again = prompt_ids + expected_ids(prompt_ids, sampling) + [1, 2, 3]
+    turns_of(harness, [(again, SamplingParams(3))])
+    assert harness.seen[1].cached_len == 20 + 30 - 2  # the last token has no K and V, and the one before is not kept
+
+
+def test_the_cache_gives_way_to_requests() -> None:
+    harness = Harness()
+    for seed in range(20):
+        turns_of(harness, [(prompt_of(90, seed), SamplingParams(40))])
+    assert 0 < harness.loads[-1].cached_slots <= 200
+
+
+def test_salts_keep_prompts_apart() -> None:
+    harness = Harness()
+    for req_id, salt in enumerate(["a", "b", "a"]):
+        harness.submit(req_id, prompt_of(50), SamplingParams(5), cache_salt=salt)
+        harness.run()
+    assert [harness.seen[req_id].cached_len for req_id in range(3)] == [0, 0, 49]
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 20])
+def test_what_a_failed_request_has_written_is_never_read_again(max_new_tokens: int) -> None:
+    harness = Harness()
+    harness.worker.failing_rows.add(0)
+    harness.submit(0, prompt_of(10), SamplingParams(max_new_tokens))
+    harness.run()
+    assert harness.seen[0].error is not None
+    assert is_idle(harness.loads[-1])
+    assert harness.loads[-1].cached_slots == 0
+    harness.submit(1, prompt_of(10), SamplingParams(5))
+    harness.run()
+    assert harness.seen[1].cached_len == 0
+
+
+def test_a_failed_request_leaves_the_prefix_that_it_had_found() -> None:
+    harness = Harness()
+    turns_of(harness, [(prompt_of(30), SamplingParams(2))])
+    harness.worker.failing_rows.add(0)
+    harness.submit(1, [*prompt_of(30), 1, 2, 3], SamplingParams(5))
+    harness.run()
+    assert harness.seen[1].error is not None
+    turns_of(harness, [([*prompt_of(30), 1, 2, 3], SamplingParams(5))])
+    assert harness.seen[2].cached_len == 30
+
+
 # ---- everything at once ----
 @dataclass
 class Client:
@@ -299,7 +435,12 @@ class Client:
 
 clients = st.builds(
     Client,
-    prompt_ids=st.lists(st.integers(0, 49), min_size=1, max_size=60),
+    prompt_ids=st.one_of(
+        st.lists(st.integers(0, 49), min_size=1, max_size=60),
+        st.builds(
+            lambda length, tail: prompt_of(length) + tail, st.integers(1, 50), st.lists(st.integers(0, 1), max_size=9)
+        ),
+    ),
     sampling=st.builds(
         SamplingParams,
         max_new_tokens=st.integers(1, 60),
@@ -345,4 +486,4 @@ def test_whatever_comes_everybody_is_answered_rightly_and_nothing_is_left(
         else:
             assert seen.output_ids == expected
     if harness.loads:
-        assert harness.loads[-1] == LoadMsg(0, 0, 0, 0, 0, 0, pool)
+        assert is_idle(harness.loads[-1])

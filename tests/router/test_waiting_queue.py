@@ -5,8 +5,8 @@ from lightserve.router.waiting_queue import WaitingQueue
 from lightserve.sampling_params import SamplingParams
 
 
-def make_req(req_id: int) -> Req:
-    return Req(req_id, np.arange(3, dtype=np.int32), SamplingParams(max_new_tokens=5))
+def make_req(req_id: int, priority: int = 0) -> Req:
+    return Req(req_id, req_id, np.arange(3, dtype=np.int32), 3, SamplingParams(max_new_tokens=5), priority)
 
 
 def make_queue(num_reqs: int) -> tuple[WaitingQueue, list[Req]]:

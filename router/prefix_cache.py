@@ -1,0 +1,380 @@
+"""Keys and values kept for prompts that begin alike: a radix tree over token ids, at token granularity."""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightserve.errors import InvariantError
+from lightserve.router.admission import NOBODY, Admission
+from lightserve.router.arrays import IdArray, SlotArray
+from lightserve.router.slots import SlotAllocator
+
+_RESERVE = 32  # the share of the pool, as 1 / n, that is freed at once
+
+_NOTHING: SlotArray = np.zeros(0, dtype=np.int32)
+
+
+class Node:
+    """A stretch ``[start, end)`` of sequences that agree up to ``end``; what follows differs, or is not known yet.
+
+    Attributes:
+        parent: The stretch before; None for a root, which is empty.
+        salt: Its tree's.
+        end: Where the stretch ends, counted from the begin of the sequence.
+        ids: [end - start] int32.
+        slots: [end - start] int32, where K and V of these tokens are; owned by the cache.
+        step: The step that writes the slots; later ones may read them.
+        children: By their first id.
+        sharers: Rows of the requests that use the stretch. While there are any, it is locked.
+        payer: Who is charged for the slots, see ``Admission.join``.
+        used_at: When a sharer left last.
+        is_detached: It hangs in no tree any more: nobody else may share it, and it ends with its last sharer.
+    """
+
+    __slots__ = (
+        *("parent", "salt", "end", "ids", "slots", "step"),
+        *("children", "sharers", "payer", "used_at", "is_detached"),
+    )
+
+    def __init__(self, parent: "Node | None", salt: str, end: int, ids: IdArray, slots: SlotArray, step: int) -> None:
+        self.parent = parent
+        self.salt = salt
+        self.end = end
+        self.ids = ids
+        self.slots = slots
+        self.step = step
+        self.children: dict[int, Node] = {}
+        self.sharers: set[int] = set()
+        self.payer = NOBODY
+        self.used_at = 0
+        self.is_detached = False
+
+    @property
+    def start(self) -> int:
+        """Where the stretch begins."""
+        return self.end - len(self.ids)
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether its last token may go."""
+        return not (self.sharers or self.children or self.is_detached or self.parent is None)
+
+    def path(self) -> Iterator["Node"]:
+        """Yield this node and those before it; not the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def root(self) -> "Node":
+        """Tell the root of its tree."""
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    def prefix_slots(self) -> SlotArray:
+        """Tell where the whole sequence up to ``end`` lies: [end] int32."""
+        return np.concatenate([_NOTHING, *reversed([part.slots for part in self.path()])])
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix of a sequence.
+
+    Attributes:
+        node: The last stretch that matches in whole.
+        branch: The stretch after it, of which only a part matches.
+        length: Tokens that match; the slots of all of them are written by earlier steps.
+        pending: Tokens that will match in the next step, when this one has been launched; at least ``length``.
+    """
+
+    node: Node
+    branch: Node | None
+    length: int
+    pending: int
+
+    def shares(self) -> Iterator[tuple[int, int]]:
+        """Yield (payer, number of slots) of each stretch; what nobody pays for is held by no running request."""
+        if self.branch is not None:
+            yield self.branch.payer, self.length - self.node.end
+        for node in self.node.path():
+            yield node.payer, len(node.ids)
+
+
+class PrefixCache:
+    """The trees, one for each salt, and the slots that they own.
+
+    A running request locks the nodes from a root to its own; a node with sharers or children stays. The least recently
+    used leaves go first, token by token from their ends. Sequences are compared by their ids, never by a hash of them.
+
+    Args:
+        slots: Whose slots the cache holds.
+        admission: Told who shares what.
+        is_enabled: If not, nothing is ever kept or found.
+    """
+
+    def __init__(self, slots: SlotAllocator, admission: Admission, *, is_enabled: bool = True) -> None:
+        self._slots = slots
+        self._admission = admission
+        self._is_enabled = is_enabled
+        self._roots: dict[str, Node] = {}
+        self._clock = 0
+        self._num_nodes = 0
+        self._leaves: list[tuple[int, int, Node]] = []  # heap by last use; an entry may be out of date
+        self._num_noted = 0
+        self.num_unlocked = 0  # slots of nodes without sharers: free on demand
+
+    @property
+    def num_available(self) -> int:
+        """Slots that are free, or will be when they are needed."""
+        return self._slots.num_free + self.num_unlocked
+
+    # ---- finding ----
+    def match(self, ids: IdArray, salt: str, step: int) -> Match:
+        """Find the longest cached prefix of a sequence that leaves it at least one id to run.
+
+        Args:
+            ids: [num_ids] int32.
+            salt: Only what was inserted under the same salt is found.
+            step: The step that is being planned: what it writes itself it cannot read.
+        """
+        node = branch_off = self._root(salt)
+        branch = None
+        length = pending = 0
+        limit = len(ids) - 1
+        while pending < limit:
+            child = node.children.get(int(ids[pending]))
+            if child is None:
+                break
+            common = _common_prefix(child.ids, ids[pending:limit])
+            pending += common
+            is_whole = common == len(child.ids)
+            if child.step < step and length == node.end:
+                length = pending
+                branch_off, branch = (child, None) if is_whole else (node, child)
+            if not is_whole:
+                break
+            node = child
+        return Match(branch_off, branch, length, pending)
+
+    # ---- sharing ----
+    def lock(self, match: Match, row: int) -> Node:
+        """Let a request share what was matched.
+
+        Returns:
+            The request's node, which ends at ``match.length``.
+        """
+        node = match.node if match.branch is None else self._split(match.branch, match.length - match.node.end)
+        for part in node.path():
+            if not part.sharers:
+                self.num_unlocked -= len(part.ids)
+            part.sharers.add(row)
+            part.payer = self._admission.join(part.payer, row, len(part.ids))
+        root = node.root()
+        root.sharers.add(row)
+        self._roots.setdefault(root.salt, root)
+        return node
+
+    def unlock(self, node: Node, row: int) -> None:
+        """End a request's share of a prefix. What it paid for, those who still share it pay for."""
+        self._clock += 1
+        for part in list(node.path()):
+            part.sharers.remove(row)
+            part.used_at = self._clock
+            self._settle(part)
+            if not part.sharers:
+                self._leave_unlocked(part)
+        root = node.root()
+        root.sharers.remove(row)
+        self._drop_if_unused(root)
+
+    def settle(self, node: Node) -> None:
+        """Decide anew who pays for a prefix, after a sharer's end has changed."""
+        for part in node.path():
+            self._settle(part)
+
+    def _settle(self, node: Node) -> None:
+        node.payer = self._admission.settle(node.payer, node.sharers, len(node.ids))
+
+    def _leave_unlocked(self, node: Node) -> None:
+        if node.is_detached:
+            self._slots.free(node.slots)
+            self._num_nodes -= 1
+        else:
+            self.num_unlocked += len(node.ids)
+            self._note_leaf(node)
+
+    # ---- inserting ----
+    def grow(self, node: Node, ids: IdArray, slots: SlotArray, row: int, step: int) -> Node:
+        """Take over a running request's next slots, so that others can share them while it runs.
+
+        Args:
+            node: The request's node.
+            ids: [n] int32, the ids that follow it, at least one.
+            slots: [n] int32, owned by the request and charged to it already.
+            row: The request's row.
+            step: The step that writes them.
+
+        Returns:
+            The request's new node. The old one if the cache has these ids in other slots, or may not keep them: then
+            the slots stay the request's own.
+        """
+        if not self._is_enabled or node.is_detached or int(ids[0]) in node.children:
+            return node
+        child = self._add_child(node, ids, slots, step)
+        child.sharers.add(row)
+        child.payer = row
+        return child
+
+    def insert(self, node: Node, ids: IdArray, slots: SlotArray) -> None:
+        """Keep what a request leaves behind its node. Slots of ids that the cache has already are freed.
+
+        Args:
+            node: The request's node, still locked.
+            ids: [n] int32, the ids that follow it.
+            slots: [n] int32, owned by the request; all written by steps that are over or run.
+        """
+        if not self._is_enabled or node.is_detached:
+            self._slots.free(slots)
+            return
+        self._clock += 1
+        while len(ids):
+            child = node.children.get(int(ids[0]))
+            if child is None:
+                child = self._add_child(node, ids, slots, step=-1)
+                child.used_at = self._clock
+                self.num_unlocked += len(ids)
+                self._note_leaf(child)
+                return
+            common = _common_prefix(child.ids, ids)
+            self._slots.free(slots[:common])
+            node = child if common == len(child.ids) else self._split(child, common)
+            ids, slots = ids[common:], slots[common:]
+
+    def discard(self, ids: IdArray, salt: str, length: int) -> None:
+        """Let nobody share what follows a prefix's first ``length`` ids any more: who wrote it has failed."""
+        node, at = self._root(salt), 0
+        while at < len(ids):
+            child = node.children.get(int(ids[at]))
+            if child is None:
+                return
+            at += _common_prefix(child.ids, ids[at:])
+            if at > length:
+                self._cut_off(child, length)
+                return
+            if at < child.end:
+                return
+            node = child
+
+    def _cut_off(self, node: Node, length: int) -> None:
+        """Detach what of a node, and of all behind it, lies beyond its sequences' first ``length`` ids."""
+        if node.start < length:
+            self._split(node, length - node.start)
+        parent = node.parent
+        if parent is None:
+            raise InvariantError("a root cannot be cut off")
+        del parent.children[int(node.ids[0])]
+        self._detach(node)
+        self._note_leaf(parent)
+        self._drop_if_unused(parent)
+
+    def _detach(self, node: Node) -> None:
+        node.is_detached = True
+        for child in node.children.values():
+            self._detach(child)
+        if not node.sharers:
+            self.num_unlocked -= len(node.ids)
+            self._leave_unlocked(node)
+
+    # ---- evicting ----
+    def make_room(self, num_tokens: int) -> None:
+        """Evict until so many slots are free.
+
+        Raises:
+            InvariantError: Even without what is kept there are not enough.
+        """
+        if self._slots.num_free >= num_tokens:
+            return
+        while self._slots.num_free < num_tokens:
+            self._evict(num_tokens - self._slots.num_free)
+        # Some more at once: with room after its last slot a request goes on there, which is cheapest.
+        while self.num_unlocked and self._slots.num_free < self._slots.num_slots // _RESERVE:
+            self._evict(self._slots.num_slots // _RESERVE - self._slots.num_free)
+
+    def _evict(self, num_tokens: int) -> None:
+        """Free up to ``num_tokens`` slots at the end of the least recently used leaf."""
+        leaf = self._oldest_leaf()
+        kept = max(0, len(leaf.ids) - num_tokens)
+        self._slots.free(leaf.slots[kept:])
+        self.num_unlocked -= len(leaf.ids) - kept
+        if kept:
+            leaf.end -= len(leaf.ids) - kept
+            leaf.ids, leaf.slots = leaf.ids[:kept], leaf.slots[:kept]
+        else:
+            self._remove(leaf)
+
+    def _oldest_leaf(self) -> Node:
+        while self._leaves:
+            used_at, _, leaf = self._leaves[0]
+            if leaf.is_evictable and leaf.used_at == used_at:
+                return leaf
+            heapq.heappop(self._leaves)
+        raise InvariantError(f"{self._slots.num_free} slots are free, and nothing is left to evict")
+
+    def _note_leaf(self, node: Node) -> None:
+        if not node.is_evictable:
+            return
+        self._num_noted += 1  # so that nodes are never compared
+        heapq.heappush(self._leaves, (node.used_at, self._num_noted, node))
+        if len(self._leaves) > 64 + 4 * self._num_nodes:
+            self._leaves = [entry for entry in self._leaves if entry[2].is_evictable and entry[2].used_at == entry[0]]
+            heapq.heapify(self._leaves)
+
+    # ---- the trees ----
+    def _root(self, salt: str) -> Node:
+        """Find a tree's root, or make one that is planted with its first sharer."""
+        return self._roots.get(salt) or Node(None, salt, 0, _NOTHING, _NOTHING, step=-1)
+
+    def _drop_if_unused(self, node: Node) -> None:
+        if node.parent is None and not node.children and not node.sharers:
+            self._roots.pop(node.salt, None)
+
+    def _add_child(self, node: Node, ids: IdArray, slots: SlotArray, step: int) -> Node:
+        child = Node(node, node.salt, node.end + len(ids), ids.copy(), slots.copy(), step)
+        node.children[int(ids[0])] = child
+        self._num_nodes += 1
+        return child
+
+    def _split(self, node: Node, length: int) -> Node:
+        """Cut a node after its first ``length`` tokens, which become a new node before it."""
+        parent = node.parent
+        if parent is None:
+            raise InvariantError("a root cannot be split")
+        upper = Node(parent, node.salt, node.start + length, node.ids[:length], node.slots[:length], node.step)
+        upper.sharers, upper.payer, upper.used_at = set(node.sharers), node.payer, node.used_at
+        upper.children[int(node.ids[length])] = node
+        parent.children[int(node.ids[0])] = upper
+        node.parent, node.ids, node.slots = upper, node.ids[length:], node.slots[length:]
+        self._num_nodes += 1
+        return upper
+
+    def _remove(self, leaf: Node) -> None:
+        parent = leaf.parent
+        if parent is None:
+            raise InvariantError("a root was evicted")
+        del parent.children[int(leaf.ids[0])]
+        leaf.is_detached = True
+        self._num_nodes -= 1
+        self._note_leaf(parent)
+        self._drop_if_unused(parent)
+
+
+def _common_prefix(first: IdArray, second: IdArray) -> int:
+    """Tell how many ids two sequences begin with alike."""
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    at = int(differs.argmax()) if length else 0
+    return at if length and differs[at] else length
