@@ -4,8 +4,10 @@
 
 Each request's tokens are cut into items of about equal size, so that one long request fills the device as well as many
 short ones; ``plan_decode`` does it on the device, once a step for all layers, so that one CUDA graph serves every length.
-One program per item and kv head: the query heads of the group share each K and V that it gathers through the Token Table.
-The program that ends a request's last item merges the items' partial results. Scores, softmax and sums in float32.
+One program per item and pack of kv heads (a pack is 256 contiguous bytes of a token or one head): the query heads of the
+pack share each K and V that the program gathers through the Token Table. In a pack of two, a query head's row is zero in the
+other head's columns, so one product serves both. The program that ends a request's last item merges the items' partial
+results. Scores, softmax and sums in float32.
 """
 
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ import triton
 import triton.language as tl
 
 from lightserve.kernels.dot import dot
-from lightserve.kernels.launch import dependent_launch, num_multiprocessors, wait_for_previous
+from lightserve.kernels.launch import dependent_launch, num_multiprocessors, prefetch, wait_for_previous
 
 
 def decode_attention_reference(
@@ -89,8 +91,10 @@ def plan_decode(
     """
     (num_reqs,) = seq_lens.shape
     device = seq_lens.device
-    target_items = max(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device) // num_kv_heads, 1)
-    max_items = num_reqs + max(num_reqs, target_items)
+    num_packs = num_kv_heads // _heads_per_pack(num_heads, num_kv_heads, head_dim)
+    one_wave = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device) // num_packs
+    # beyond one wave, half as many items again as requests keep the longest from being the last to end
+    max_items = max(one_wave, num_reqs * 3 // 2, 1)
     plan = DecodePlan(
         items=torch.empty(max_items, 8, dtype=torch.int32, device=device),
         partial_out=torch.empty(max_items, num_heads, head_dim, dtype=torch.float32, device=device),
@@ -102,17 +106,15 @@ def plan_decode(
             req_rows,
             seq_lens,
             plan.items,
-            plan.arrivals,
             num_reqs,
             max_items,
-            target_items,
-            num_kv_heads,
             MIN_CHUNK,
             BLOCK_TOKENS=BLOCK_TOKENS,
             BLOCK_REQS=triton.next_power_of_2(num_reqs),
             num_warps=4,
             **dependent_launch(seq_lens),
         )
+    plan.arrivals.zero_()  # after the plan, and waiting for it: so attention may read the plan before its own wait
     return plan
 
 
@@ -131,8 +133,8 @@ def decode_attention(
 
     Args:
         q: [num_reqs, num_heads, head_dim]; each request's heads contiguous.
-        kv_layer: [num_slots, 2, num_kv_heads, head_dim], one layer of the cache.
-        req_to_slots: [num_rows, width] int32, the Token Table.
+        kv_layer: [num_slots, 2, num_kv_heads, head_dim], one layer of the cache; a slot's heads contiguous.
+        req_to_slots: [num_rows, width] int32, the Token Table; written before the plan was made.
         req_rows: [num_reqs] int32.
         seq_lens: [num_reqs] int32; 0 (a padding row) gives zeros.
         scale: Of the scores, before the softmax.
@@ -146,15 +148,16 @@ def decode_attention(
     num_kv_heads = kv_layer.shape[2]
     if num_heads % num_kv_heads or kv_layer.shape[3] != head_dim:
         raise ValueError(f"q {tuple(q.shape)} does not fit kv_layer {tuple(kv_layer.shape)}")
-    if q.stride()[1:] != (head_dim, 1) or kv_layer.stride(3) != 1 or req_to_slots.stride(1) != 1:
-        raise ValueError("the heads of q, a head of kv_layer and a row of req_to_slots must be contiguous")
+    if q.stride()[1:] != (head_dim, 1) or kv_layer.stride()[2:] != (head_dim, 1) or req_to_slots.stride(1) != 1:
+        raise ValueError("the heads of q and of kv_layer and a row of req_to_slots must be contiguous")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if num_reqs == 0:
         return out
     if plan is None:
         plan = plan_decode(req_rows, seq_lens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
-    group = num_heads // num_kv_heads
-    _decode_attention_kernel[(plan.items.shape[0] * num_kv_heads,)](
+    pack = _heads_per_pack(num_heads, num_kv_heads, head_dim)
+    rows = pack * num_heads // num_kv_heads
+    _decode_attention_kernel[(plan.items.shape[0] * num_kv_heads // pack,)](
         q,
         kv_layer,
         req_to_slots,
@@ -165,14 +168,17 @@ def decode_attention(
         plan.arrivals,
         scale * LOG2_E,
         q.stride(0),
-        *kv_layer.stride()[:3],
+        *kv_layer.stride()[:2],
         req_to_slots.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=group,
+        NUM_PACKS=num_kv_heads // pack,
+        ROWS=rows,
+        GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
-        BLOCK_GROUP=max(triton.next_power_of_2(group), 16),  # tl.dot takes no fewer rows
-        BLOCK_DIM=triton.next_power_of_2(head_dim),
+        PACK_DIM=pack * head_dim,
+        BLOCK_ROWS=max(triton.next_power_of_2(rows), 16),  # tl.dot takes no fewer
+        BLOCK_DIM=triton.next_power_of_2(pack * head_dim),
         BLOCK_TOKENS=BLOCK_TOKENS,
+        PREFETCH_TOKENS=PREFETCH_TOKENS,
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
         **dependent_launch(q),
@@ -180,12 +186,19 @@ def decode_attention(
     return out
 
 
+def _heads_per_pack(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+    """Let two narrow heads share a program: half the programs, each reading twice as much in a row."""
+    fits = num_kv_heads % 2 == 0 and 2 * num_heads // num_kv_heads <= 16
+    return 2 if fits and head_dim <= 64 else 1
+
+
 LOG2_E = 1.4426950408889634
-BLOCK_TOKENS = 64
-NUM_WARPS = 4
-NUM_STAGES = 5
-MIN_CHUNK = 512
-PROGRAMS_PER_MULTIPROCESSOR = 4
+BLOCK_TOKENS = 32
+NUM_WARPS = 2
+NUM_STAGES = 7  # three tiles in flight: the slots' own loads take every other stage
+PREFETCH_TOKENS = 128
+MIN_CHUNK = 256
+PROGRAMS_PER_MULTIPROCESSOR = 4  # as many as fit at once
 
 
 @triton.jit
@@ -193,42 +206,46 @@ def _plan_kernel(
     req_rows,
     seq_lens,
     items,
-    arrivals,
     num_reqs,
     max_items,
-    target_items,
-    num_kv_heads,
     min_chunk,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_REQS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     req = tl.arange(0, BLOCK_REQS)
+    inside = req < num_reqs
     wait_for_previous(PDL)
-    seq_len = tl.load(seq_lens + req, mask=req < num_reqs, other=0)
-    req_row = tl.load(req_rows + req, mask=req < num_reqs, other=0)
-    total = tl.sum(seq_len)
-    num_active = tl.sum((seq_len > 0).to(tl.int32))
-    # at least the mean length or the total over target_items: so items <= num_reqs + max(num_reqs, target_items)
-    chunk = tl.cdiv(total, tl.maximum(num_active, target_items))
-    chunk = tl.cdiv(tl.maximum(chunk, min_chunk), BLOCK_TOKENS) * BLOCK_TOKENS
-    even = tl.cdiv(seq_len, tl.maximum(tl.cdiv(seq_len, chunk), 1))
-    own_chunk = tl.maximum(tl.cdiv(even, BLOCK_TOKENS), 1) * BLOCK_TOKENS
-    num_items = tl.where(req < num_reqs, tl.maximum(tl.cdiv(seq_len, own_chunk), 1), 0)
+    seq_len = tl.load(seq_lens + req, mask=inside, other=0)
+    req_row = tl.load(req_rows + req, mask=inside, other=0)
+    # the smallest chunk, in tiles, that cuts all requests into no more than max_items
+    low = tl.cdiv(min_chunk, BLOCK_TOKENS)
+    high = tl.maximum(low, tl.cdiv(tl.max(seq_len), BLOCK_TOKENS))
+    while low < high:
+        middle = (low + high) // 2
+        fits = tl.sum(tl.where(inside, _num_items(seq_len, middle * BLOCK_TOKENS), 0)) <= max_items
+        high = tl.where(fits, middle, high)
+        low = tl.where(fits, low, middle + 1)
+    even = tl.cdiv(seq_len, _num_items(seq_len, high * BLOCK_TOKENS))
+    chunk = tl.maximum(tl.cdiv(even, BLOCK_TOKENS), 1) * BLOCK_TOKENS
+    num_items = tl.where(inside, _num_items(seq_len, chunk), 0)
     first = tl.cumsum(num_items) - num_items
     for i in range(0, tl.max(num_items)):
         record = items + (first + i) * 8
         mine = i < num_items
         tl.store(record, req, mask=mine)
         tl.store(record + 1, req_row, mask=mine)
-        tl.store(record + 2, i * own_chunk, mask=mine)
-        tl.store(record + 3, tl.minimum((i + 1) * own_chunk, seq_len), mask=mine)
+        tl.store(record + 2, i * chunk, mask=mine)
+        tl.store(record + 3, tl.minimum((i + 1) * chunk, seq_len), mask=mine)
         tl.store(record + 4, first, mask=mine)
         tl.store(record + 5, num_items, mask=mine)
     for start in range(tl.sum(num_items), max_items, BLOCK_REQS):
         tl.store(items + (start + req) * 8, -1, mask=start + req < max_items)
-    for head in range(0, num_kv_heads):
-        tl.store(arrivals + req * num_kv_heads + head, 0, mask=req < num_reqs)
+
+
+@triton.jit
+def _num_items(seq_len, chunk):
+    return tl.maximum(tl.cdiv(seq_len, chunk), 1)
 
 
 @triton.jit
@@ -245,86 +262,93 @@ def _decode_attention_kernel(
     q_stride,
     slot_stride,
     kv_stride,
-    head_stride,
     table_stride,
-    NUM_KV_HEADS: tl.constexpr,
+    NUM_PACKS: tl.constexpr,
+    ROWS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    BLOCK_GROUP: tl.constexpr,
+    PACK_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
+    PREFETCH_TOKENS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    kv_head = tl.program_id(0) % NUM_KV_HEADS
-    item = tl.program_id(0) // NUM_KV_HEADS
-    wait_for_previous(PDL)
+    pack = tl.program_id(0) % NUM_PACKS
+    item = (tl.program_id(0) // NUM_PACKS).to(tl.int64)
     req = tl.load(items + item * 8).to(tl.int64)
-    if req < 0:
-        return
     req_row = tl.load(items + item * 8 + 1).to(tl.int64)
     start = tl.load(items + item * 8 + 2)
     end = tl.load(items + item * 8 + 3)
     first_item = tl.load(items + item * 8 + 4)
     num_items = tl.load(items + item * 8 + 5)
-
-    row = tl.arange(0, BLOCK_GROUP)
-    column = tl.arange(0, BLOCK_DIM)
-    head = kv_head * GROUP + row
-    inside = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    query = tl.load(q + req * q_stride + head[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0)
-
+    if req < 0:
+        wait_for_previous(PDL)
+        return
     table = req_to_slots + req_row * table_stride
-    keys = kv_layer + kv_head * head_stride + column[None, :]
-    best = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
-    denominator = tl.zeros([BLOCK_GROUP], tl.float32)
-    sums = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
+    heads = kv_layer + pack * PACK_DIM
+    if PDL:
+        _prefetch_tokens(heads, table, start, end, slot_stride, kv_stride, PREFETCH_TOKENS, BLOCK_DIM)
+    wait_for_previous(PDL)
+
+    row = tl.arange(0, BLOCK_ROWS)
+    column = tl.arange(0, BLOCK_DIM)
+    head = pack * ROWS + row
+    own = (row < ROWS)[:, None] & (column < PACK_DIM)[None, :]
+    own = own & ((row // GROUP)[:, None] == (column // HEAD_DIM)[None, :])
+    place = head[:, None] * HEAD_DIM + (column % HEAD_DIM)[None, :]
+    query = tl.load(q + req * q_stride + place, mask=own, other=0)
+
+    best = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
+    denominator = tl.zeros([BLOCK_ROWS], tl.float32)
+    sums = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     for block in range(start, end, BLOCK_TOKENS):
         position = block + tl.arange(0, BLOCK_TOKENS)
         # past the end the last token is read again: a cheaper mask, and no unwritten slot's NaN comes in
         slot = tl.load(table + tl.minimum(position, end - 1)).to(tl.int64)
-        address = keys + slot[:, None] * slot_stride
-        k = load_heads(address, column, HEAD_DIM)
+        address = heads + slot[:, None] * slot_stride + column[None, :]
+        k = load_heads(address, column, PACK_DIM)
         scores = dot(query, tl.trans(k)) * scale_log2
         scores = tl.where((position < end)[None, :], scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1))
         decay = tl.exp2(best - higher)
         p = tl.exp2(scores - higher[:, None])
-        v = load_heads(address + kv_stride, column, HEAD_DIM)
+        v = load_heads(address + kv_stride, column, PACK_DIM)
         denominator = denominator * decay + tl.sum(p, 1)
         sums = dot(p.to(v.dtype), v, sums * decay[:, None])
         best = higher
     attended = sums / tl.where(denominator == 0, 1.0, denominator)[:, None]
 
     if num_items == 1:
-        target = out + (req * NUM_KV_HEADS * GROUP + head[:, None]) * HEAD_DIM + column[None, :]
-        tl.store(target, attended.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + req * (NUM_PACKS * ROWS * HEAD_DIM) + place, attended.to(out.dtype.element_ty), mask=own)
     else:
-        lse = item.to(tl.int64) * NUM_KV_HEADS * GROUP + head
-        tl.store(partial_out + lse[:, None] * HEAD_DIM + column[None, :], attended, mask=inside)
-        tl.store(partial_lse + lse, best + tl.log2(denominator), mask=row < GROUP)
+        tl.store(partial_out + item * (NUM_PACKS * ROWS * HEAD_DIM) + place, attended, mask=own)
+        tl.store(partial_lse + item * (NUM_PACKS * ROWS) + head, best + tl.log2(denominator), mask=row < ROWS)
         tl.debug_barrier()  # all threads' stores before the one thread's arrival
-        arrival = arrivals + req * NUM_KV_HEADS + kv_head
+        arrival = arrivals + req * NUM_PACKS + pack
         if tl.atomic_add(arrival, 1, sem="acq_rel") == num_items - 1:
             tl.store(arrival, 0)
-            _merge(
-                partial_out,
-                partial_lse,
-                out + (req * NUM_KV_HEADS + kv_head) * (GROUP * HEAD_DIM),
-                first_item,
-                num_items,
-                kv_head,
-                NUM_KV_HEADS,
-                GROUP,
-                HEAD_DIM,
-            )
+            _merge(partial_out, partial_lse, out, req, first_item, num_items, pack, NUM_PACKS, ROWS, HEAD_DIM)
 
 
 @triton.jit
-def load_heads(address, column, HEAD_DIM: tl.constexpr):
-    """Load one head's rows; the columns that fill a head up to a power of two are 0."""
-    if address.shape[1] == HEAD_DIM:
+def _prefetch_tokens(
+    heads, table, start, end, slot_stride, kv_stride, PREFETCH_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr
+):
+    """Start to fetch an item's first tokens while the kernel that makes the queries still runs."""
+    position = start + tl.arange(0, PREFETCH_TOKENS)
+    slot = tl.load(table + position, mask=position < end, other=0).to(tl.int64)
+    line = heads + slot[:, None] * slot_stride + tl.arange(0, BLOCK_DIM // 64)[None, :] * 64
+    prefetch(line)
+    prefetch(line + kv_stride)
+
+
+@triton.jit
+def load_heads(address, column, WIDTH: tl.constexpr):
+    """Load rows of ``WIDTH`` elements; the columns that fill them up to a power of two are 0."""
+    if address.shape[1] == WIDTH:
         return tl.load(address)
-    return tl.load(address, mask=(column < HEAD_DIM)[None, :], other=0)
+    return tl.load(address, mask=(column < WIDTH)[None, :], other=0)
 
 
 @triton.jit
@@ -332,27 +356,30 @@ def _merge(
     partial_out,
     partial_lse,
     out,
+    req,
     first_item,
     num_items,
-    kv_head,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
+    pack,
+    NUM_PACKS: tl.constexpr,
+    ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """Weigh the items of one request and kv head by their softmax denominators and write the group's output."""
-    row = tl.arange(0, triton.next_power_of_2(GROUP))
+    """Weigh the items of one request and pack by their softmax denominators and write the pack's output."""
+    row = tl.arange(0, triton.next_power_of_2(ROWS))
     column = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
-    inside = (row < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    place = row[:, None] * HEAD_DIM + column[None, :]
+    inside = (row < ROWS)[:, None] & (column < HEAD_DIM)[None, :]
+    place = (pack * ROWS + row)[:, None] * HEAD_DIM + column[None, :]
     best = tl.full(row.shape, -1e30, tl.float32)  # finite: padding rows must not make NaN
     weights = tl.zeros(row.shape, tl.float32)
     sums = tl.zeros(place.shape, tl.float32)
     for start in range(0, num_items, 8):
         index = start + tl.arange(0, 8)
-        line = (first_item + index).to(tl.int64) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP
-        mask = (index < num_items)[:, None] & (row < GROUP)[None, :]
+        line = (first_item + index).to(tl.int64) * (NUM_PACKS * ROWS)
+        mask = (index < num_items)[:, None] & (row < ROWS)[None, :]
         # .cg: other multiprocessors wrote these, so the first-level cache is no place to look
-        lse = tl.load(partial_lse + line[:, None] + row[None, :], mask=mask, other=-1e30, cache_modifier=".cg")
+        lse = tl.load(
+            partial_lse + line[:, None] + (pack * ROWS + row)[None, :], mask=mask, other=-1e30, cache_modifier=".cg"
+        )
         part = tl.load(
             partial_out + line[:, None, None] * HEAD_DIM + place[None, :, :],
             mask=(index < num_items)[:, None, None] & inside[None, :, :],
@@ -365,4 +392,5 @@ def _merge(
         weights = weights * decay + tl.sum(weight, 0)
         sums = sums * decay[:, None] + tl.sum(weight[:, :, None] * part, 0)
         best = higher
-    tl.store(out + place, (sums / weights[:, None]).to(out.dtype.element_ty), mask=inside)
+    target = out + req * (NUM_PACKS * ROWS * HEAD_DIM) + place
+    tl.store(target, (sums / weights[:, None]).to(out.dtype.element_ty), mask=inside)

@@ -7,13 +7,18 @@ The query tokens of request i are rows [cu_seqlens[i], cu_seqlens[i + 1]) of q a
 tile and kv head. Its rows are the tile's tokens times the query heads of the group: they share each K and V, and a short
 chunk fills a tile as well as a long one. The tiles with the most keys start first. Keys before the tile's first token need
 no mask; the rest take a second loop. Scores, softmax and sums in float32.
+
+K and V are read through the Token Table slot by slot, or, where the queries are many for the keys (``gather_pays``), copied
+side by side first so that the tensor memory accelerator feeds the tensor cores: the copy takes 2 % of such a prefill.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lightserve.kernels.decode_attention import LOG2_E, attend_reference, load_heads
 from lightserve.kernels.dot import dot
@@ -45,14 +50,33 @@ class PrefillPlan:
     """How a step's prefill attention is cut into tiles.
 
     Attributes:
-        tiles: [max_tiles, 4] int32: row of the Token Table, first row of q, position of that token, number of tokens
-            (0: no tile).
+        tiles: [max_tiles, 4] int32: row of the Token Table (gathered: of the copy, where the request's keys begin), first
+            row of q, position of that token, number of tokens (0: no tile).
+        slots: [gather_len] int32, all requests' slots side by side; empty when K and V are not gathered.
     """
 
     tiles: torch.Tensor
+    slots: torch.Tensor
+
+
+MAX_GATHER_LEN = 32768  # bounds the copy: 128 MiB for 8 kv heads of 128 in bfloat16
+
+
+def gather_pays(extend_lens: Sequence[int], seq_lens: Sequence[int]) -> bool:
+    """Say whether copying K and V side by side costs less than it gains.
+
+    Args:
+        extend_lens: Query tokens of each request.
+        seq_lens: Keys of each request, at least as many.
+    """
+    num_keys = sum(seq_lens)
+    num_scores = sum(n * (s - n / 2) for n, s in zip(extend_lens, seq_lens, strict=True))
+    # copying a key costs 2 ns, and spares a hundredth of a nanosecond per query that sees it
+    return num_keys <= MAX_GATHER_LEN and num_scores >= 200 * num_keys
 
 
 def plan_prefill(
+    req_to_slots: torch.Tensor,
     req_rows: torch.Tensor,
     cu_seqlens: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -60,36 +84,55 @@ def plan_prefill(
     num_tokens: int,
     num_heads: int,
     num_kv_heads: int,
+    gather_len: int = 0,
 ) -> PrefillPlan:
     """Cut the requests into tiles of query tokens, on the device.
 
     Args:
+        req_to_slots: [num_rows, width] int32, the Token Table.
         req_rows: [num_reqs] int32.
         cu_seqlens: [num_reqs + 1] int32; requests without query tokens are padding.
         seq_lens: [num_reqs] int32, cached prefix included.
         num_tokens: At least ``cu_seqlens[-1]``.
         num_heads: Query heads.
         num_kv_heads: Key/value heads.
+        gather_len: The sum of ``seq_lens`` to gather K and V first, 0 to read them through the Token Table.
     """
     (num_reqs,) = seq_lens.shape
-    tile_tokens = _tile_tokens(num_heads, num_kv_heads)
+    tile_tokens = max(BLOCK_ROWS * num_kv_heads // num_heads, 1)
     max_tiles = num_reqs + num_tokens // tile_tokens
-    plan = PrefillPlan(torch.empty(max_tiles, 4, dtype=torch.int32, device=seq_lens.device))
+    tiles = torch.empty(max_tiles, 4, dtype=torch.int32, device=seq_lens.device)
+    slots = torch.empty(gather_len, dtype=torch.int32, device=seq_lens.device)
+    first_keys = torch.empty(num_reqs, dtype=torch.int32, device=seq_lens.device)
     if num_reqs:
         _plan_kernel[(1,)](
             req_rows,
             cu_seqlens,
             seq_lens,
-            plan.tiles,
+            tiles,
+            first_keys,
             num_reqs,
             max_tiles,
             TILE_TOKENS=tile_tokens,
+            GATHER=gather_len > 0,
             BLOCK_REQS=triton.next_power_of_2(num_reqs),
             BLOCK_LEVELS=16,
             num_warps=4,
             **dependent_launch(seq_lens),
         )
-    return plan
+    if gather_len:
+        _slots_kernel[(num_reqs, triton.cdiv(gather_len, 1024))](
+            req_to_slots,
+            req_rows,
+            seq_lens,
+            first_keys,
+            slots,
+            req_to_slots.stride(0),
+            BLOCK=1024,
+            num_warps=4,
+            **dependent_launch(seq_lens),
+        )
+    return PrefillPlan(tiles, slots)
 
 
 def prefill_attention(
@@ -108,13 +151,13 @@ def prefill_attention(
 
     Args:
         q: [num_tokens, num_heads, head_dim]; each token's heads contiguous. Rows from ``cu_seqlens[-1]`` on are padding.
-        kv_layer: [num_slots, 2, num_kv_heads, head_dim], one layer of the cache.
+        kv_layer: [num_slots, 2, num_kv_heads, head_dim], one layer of the cache; a slot contiguous.
         req_to_slots: [num_rows, width] int32, the Token Table.
         req_rows: [num_reqs] int32.
         cu_seqlens: [num_reqs + 1] int32, where each request's rows of q begin and end.
         seq_lens: [num_reqs] int32, cached prefix included.
         scale: Of the scores, before the softmax; positive.
-        plan: ``plan_prefill`` of the same batch; made when not given.
+        plan: ``plan_prefill`` of the same batch; made, without gathering, when not given.
         out: [num_tokens, num_heads, head_dim] contiguous; made when not given. Padding rows are not written.
 
     Raises:
@@ -124,11 +167,12 @@ def prefill_attention(
     num_kv_heads = kv_layer.shape[2]
     if num_heads % num_kv_heads or kv_layer.shape[3] != head_dim:
         raise ValueError(f"q {tuple(q.shape)} does not fit kv_layer {tuple(kv_layer.shape)}")
-    if q.stride()[1:] != (head_dim, 1) or kv_layer.stride(3) != 1 or req_to_slots.stride(1) != 1:
-        raise ValueError("the heads of q, a head of kv_layer and a row of req_to_slots must be contiguous")
+    if q.stride()[1:] != (head_dim, 1) or not kv_layer[0].is_contiguous() or req_to_slots.stride(1) != 1:
+        raise ValueError("the heads of q, a slot of kv_layer and a row of req_to_slots must be contiguous")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if plan is None:
         plan = plan_prefill(
+            req_to_slots,
             req_rows,
             cu_seqlens,
             seq_lens,
@@ -138,24 +182,28 @@ def prefill_attention(
         )
     if num_tokens == 0 or plan.tiles.shape[0] == 0:
         return out
+    gathered = len(plan.slots) > 0
+    block_dim = triton.next_power_of_2(head_dim)
     _prefill_attention_kernel[(plan.tiles.shape[0] * num_kv_heads,)](
         q,
-        kv_layer,
+        _gather(kv_layer, plan.slots, block_dim) if gathered else kv_layer,
         req_to_slots,
         out,
         plan.tiles,
         scale * LOG2_E,
         q.stride(0),
-        *kv_layer.stride()[:3],
+        kv_layer.stride(0),
         req_to_slots.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
-        BLOCK_DIM=triton.next_power_of_2(head_dim),
+        GATHERED=gathered,
+        BLOCK_DIM=block_dim,
         BLOCK_ROWS=BLOCK_ROWS,
         BLOCK_KEYS=BLOCK_KEYS,
         num_warps=NUM_WARPS,
-        num_stages=NUM_STAGES,
+        # the slots' own loads take every other stage
+        num_stages=NUM_STAGES if gathered else 2 * NUM_STAGES - 1,
         **dependent_launch(q),
     )
     return out
@@ -167,8 +215,23 @@ NUM_WARPS = 4
 NUM_STAGES = 3
 
 
-def _tile_tokens(num_heads: int, num_kv_heads: int) -> int:
-    return max(BLOCK_ROWS * num_kv_heads // num_heads, 1)
+def _gather(kv_layer: torch.Tensor, slots: torch.Tensor, block_dim: int) -> TensorDescriptor:
+    """Copy the slots' K and V side by side; describe the copy by tiles of one head's keys or values."""
+    width = kv_layer[0].numel()
+    copy = torch.empty(len(slots), width, dtype=kv_layer.dtype, device=kv_layer.device)
+    _gather_kernel[(triton.cdiv(len(slots), 4),)](
+        kv_layer,
+        slots,
+        copy,
+        len(slots),
+        kv_layer.stride(0),
+        width,
+        BLOCK_SLOTS=4,
+        BLOCK_WIDTH=triton.next_power_of_2(width),
+        num_warps=8,
+        **dependent_launch(kv_layer),
+    )
+    return TensorDescriptor(copy, [len(slots), width], [width, 1], [BLOCK_KEYS, block_dim])
 
 
 @triton.jit
@@ -177,9 +240,11 @@ def _plan_kernel(
     cu_seqlens,
     seq_lens,
     tiles,
+    first_keys,
     num_reqs,
     max_tiles,
     TILE_TOKENS: tl.constexpr,
+    GATHER: tl.constexpr,
     BLOCK_REQS: tl.constexpr,
     BLOCK_LEVELS: tl.constexpr,
     PDL: tl.constexpr,
@@ -189,8 +254,11 @@ def _plan_kernel(
     wait_for_previous(PDL)
     first_row = tl.load(cu_seqlens + req, mask=inside, other=0)
     extend_len = tl.load(cu_seqlens + req + 1, mask=inside, other=0) - first_row
-    cached_len = tl.load(seq_lens + req, mask=inside, other=0) - extend_len
-    req_row = tl.load(req_rows + req, mask=inside, other=0)
+    seq_len = tl.load(seq_lens + req, mask=inside, other=0)
+    source = tl.load(req_rows + req, mask=inside, other=0)
+    if GATHER:
+        source = tl.cumsum(seq_len) - seq_len
+        tl.store(first_keys + req, source, mask=inside)
     num_tiles = tl.cdiv(extend_len, TILE_TOKENS)
     # level by level from every request's last tile, the one with the most keys, to its first
     written = 0
@@ -202,9 +270,9 @@ def _plan_kernel(
         index = written + tl.cumsum(in_level)[:, None] - in_level[:, None] + tl.cumsum(exists.to(tl.int32), 1) - 1
         record = tiles + index * 4
         offset = tile * TILE_TOKENS
-        tl.store(record, tl.broadcast_to(req_row[None, :], exists.shape), mask=exists)
+        tl.store(record, tl.broadcast_to(source[None, :], exists.shape), mask=exists)
         tl.store(record + 1, first_row[None, :] + offset, mask=exists)
-        tl.store(record + 2, cached_len[None, :] + offset, mask=exists)
+        tl.store(record + 2, (seq_len - extend_len)[None, :] + offset, mask=exists)
         tl.store(record + 3, tl.minimum(extend_len[None, :] - offset, TILE_TOKENS), mask=exists)
         written += tl.sum(in_level)
     for start in range(written, max_tiles, BLOCK_REQS):
@@ -212,21 +280,54 @@ def _plan_kernel(
 
 
 @triton.jit
+def _slots_kernel(
+    req_to_slots, req_rows, seq_lens, first_keys, slots, table_stride, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    req = tl.program_id(0)
+    position = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wait_for_previous(PDL)
+    inside = position < tl.load(seq_lens + req)
+    table = req_to_slots + tl.load(req_rows + req).to(tl.int64) * table_stride
+    slot = tl.load(table + position, mask=inside, other=0)
+    tl.store(slots + tl.load(first_keys + req) + position, slot, mask=inside)
+
+
+@triton.jit
+def _gather_kernel(
+    kv_layer,
+    slots,
+    copy,
+    num_slots,
+    slot_stride,
+    width,
+    BLOCK_SLOTS: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    index = tl.program_id(0) * BLOCK_SLOTS + tl.arange(0, BLOCK_SLOTS)
+    column = tl.arange(0, BLOCK_WIDTH)[None, :]
+    inside = (index < num_slots)[:, None] & (column < width)
+    wait_for_previous(PDL)
+    slot = tl.load(slots + index, mask=index < num_slots, other=0).to(tl.int64)
+    line = tl.load(kv_layer + slot[:, None] * slot_stride + column, mask=inside, other=0)
+    tl.store(copy + index.to(tl.int64)[:, None] * width + column, line, mask=inside)
+
+
+@triton.jit
 def _prefill_attention_kernel(
     q,
-    kv_layer,
+    kv,
     req_to_slots,
     out,
     tiles,
     scale_log2,
     q_stride,
     slot_stride,
-    kv_stride,
-    head_stride,
     table_stride,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    GATHERED: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -238,7 +339,7 @@ def _prefill_attention_kernel(
     num_tokens = tl.load(tile + 3)
     if num_tokens == 0:
         return
-    req_row = tl.load(tile).to(tl.int64)
+    source = tl.load(tile)
     first_row = tl.load(tile + 1).to(tl.int64)
     first_position = tl.load(tile + 2)
 
@@ -247,11 +348,12 @@ def _prefill_attention_kernel(
     column = tl.arange(0, BLOCK_DIM)
     head = kv_head * GROUP + row % GROUP
     inside = (token < num_tokens)[:, None] & (column < HEAD_DIM)[None, :]
-    source = q + (first_row + token)[:, None] * q_stride + head[:, None] * HEAD_DIM + column[None, :]
-    query = tl.load(source, mask=inside, other=0)
+    place = q + (first_row + token)[:, None] * q_stride + head[:, None] * HEAD_DIM + column[None, :]
+    query = tl.load(place, mask=inside, other=0)
 
-    table = req_to_slots + req_row * table_stride
-    keys = kv_layer + kv_head * head_stride + column[None, :]
+    table = req_to_slots
+    if not GATHERED:
+        table += source.to(tl.int64) * table_stride
     position = first_position + token
     end = first_position + num_tokens
     seen_by_all = (first_position + 1) // BLOCK_KEYS * BLOCK_KEYS
@@ -259,47 +361,41 @@ def _prefill_attention_kernel(
     denominator = tl.zeros([BLOCK_ROWS], tl.float32)
     sums = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     for start in range(0, seen_by_all, BLOCK_KEYS):
-        slot = tl.load(table + start + tl.arange(0, BLOCK_KEYS)).to(tl.int64)
-        address = keys + slot[:, None] * slot_stride
-        best, denominator, sums = _attend_tile(
-            query, address, kv_stride, column, start, position, scale_log2, best, denominator, sums, HEAD_DIM, False
-        )
+        if GATHERED:
+            k = kv.load([source + start, kv_head * HEAD_DIM])
+            v = kv.load([source + start, (NUM_KV_HEADS + kv_head) * HEAD_DIM])
+        else:
+            slot = tl.load(table + start + tl.arange(0, BLOCK_KEYS)).to(tl.int64)
+            address = kv + slot[:, None] * slot_stride + kv_head * HEAD_DIM + column[None, :]
+            k = load_heads(address, column, HEAD_DIM)
+            v = load_heads(address + NUM_KV_HEADS * HEAD_DIM, column, HEAD_DIM)
+        scores = dot(query, tl.trans(k))
+        best, denominator, sums = _add(scores, v, scale_log2, best, denominator, sums)
     for start in range(seen_by_all, end, BLOCK_KEYS):
-        # past the end the last token is read again, always masked: no unwritten slot's NaN comes in
-        slot = tl.load(table + tl.minimum(start + tl.arange(0, BLOCK_KEYS), end - 1)).to(tl.int64)
-        address = keys + slot[:, None] * slot_stride
-        best, denominator, sums = _attend_tile(
-            query, address, kv_stride, column, start, position, scale_log2, best, denominator, sums, HEAD_DIM, True
-        )
-    target = out + ((first_row + token)[:, None] * (NUM_KV_HEADS * GROUP) + head[:, None]) * HEAD_DIM + column[None, :]
-    tl.store(target, (sums / denominator[:, None]).to(out.dtype.element_ty), mask=inside)
+        key_position = start + tl.arange(0, BLOCK_KEYS)
+        if GATHERED:
+            k = kv.load([source + start, kv_head * HEAD_DIM])
+            v = kv.load([source + start, (NUM_KV_HEADS + kv_head) * HEAD_DIM])
+            v = tl.where((key_position < end)[:, None], v, 0.0)  # what follows may be another request's NaN
+        else:
+            # past the end the last token is read again: no unwritten slot's NaN comes in
+            slot = tl.load(table + tl.minimum(key_position, end - 1)).to(tl.int64)
+            address = kv + slot[:, None] * slot_stride + kv_head * HEAD_DIM + column[None, :]
+            k = load_heads(address, column, HEAD_DIM)
+            v = load_heads(address + NUM_KV_HEADS * HEAD_DIM, column, HEAD_DIM)
+        scores = dot(query, tl.trans(k))
+        scores = tl.where(key_position[None, :] <= position[:, None], scores, float("-inf"))
+        best, denominator, sums = _add(scores, v, scale_log2, best, denominator, sums)
+    place = out + ((first_row + token)[:, None] * (NUM_KV_HEADS * GROUP) + head[:, None]) * HEAD_DIM + column[None, :]
+    tl.store(place, (sums / denominator[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _attend_tile(
-    query,
-    address,
-    kv_stride,
-    column,
-    start,
-    position,
-    scale_log2,
-    best,
-    denominator,
-    sums,
-    HEAD_DIM: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+def _add(scores, v, scale_log2, best, denominator, sums):
     """Add one tile of keys to the running softmax: best, denominator, sums."""
-    k = load_heads(address, column, HEAD_DIM)
-    scores = dot(query, tl.trans(k))
-    if MASKED:
-        key_position = start + tl.arange(0, scores.shape[1])
-        scores = tl.where(key_position[None, :] <= position[:, None], scores, float("-inf"))
     higher = tl.maximum(best, tl.max(scores, 1) * scale_log2)
     p = tl.exp2(scores * scale_log2 - higher[:, None])
     decay = tl.exp2(best - higher)
-    v = load_heads(address + kv_stride, column, HEAD_DIM)
     denominator = denominator * decay + tl.sum(p, 1)
     sums = dot(p.to(v.dtype), v, sums * decay[:, None])
     return higher, denominator, sums

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from lightserve.kernels.dot import dot
-from lightserve.kernels.launch import dependent_launch, wait_for_previous
+from lightserve.kernels.launch import dependent_launch, prefetch, wait_for_previous
 
 MAX_ROWS = 64
 
@@ -42,10 +42,12 @@ def skinny_gemm(
     """
     (m, k), n = x.shape, weight.shape[0]
     if m > MAX_ROWS or weight.shape[1] != k or x.stride(1) != 1 or not weight.is_contiguous():
-        raise ValueError(f"x {tuple(x.shape)} must have at most {MAX_ROWS} rows as wide as weight {tuple(weight.shape)}")
+        raise ValueError(
+            f"x {tuple(x.shape)} must have at most {MAX_ROWS} rows as wide as weight {tuple(weight.shape)}"
+        )
     out = x.new_empty(m, n) if out is None else out
     if m == 1:
-        _launch_one_row(x, weight, bias, out)
+        _launch_whole_rows(x, weight, bias, out, 1, 8)
     elif m > 1:
         _launch_tiles(x, weight, bias, out, launch_rule(m, n, k))
     return out
@@ -67,21 +69,23 @@ def launch_rule(m: int, n: int, k: int) -> TileRule:
     return TileRule(block_n=32, block_k=128, split_k=1, num_warps=4, num_stages=4)
 
 
-def _launch_one_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    n, k = weight.shape
-    block_k = triton.next_power_of_2(k)
-    rows = 1
-    _one_row_kernel[(triton.cdiv(n, rows),)](
+def _launch_whole_rows(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, block_n: int, num_warps: int
+) -> None:
+    (m, k), n = x.shape, weight.shape[0]
+    _whole_rows_kernel[(triton.cdiv(n, block_n),)](
         x,
         weight,
         weight if bias is None else bias,
         out,
         n,
         k,
-        ROWS=rows,
-        BLOCK_K=block_k,
+        x.stride(0),
+        M=m,
+        BLOCK_N=block_n,
+        BLOCK_K=triton.next_power_of_2(k),
         BIAS=bias is not None,
-        num_warps=4,
+        num_warps=num_warps,
         **dependent_launch(x),
     )
 
@@ -108,6 +112,7 @@ def _launch_tiles(
         BLOCK_N=rule.block_n,
         BLOCK_K=rule.block_k,
         SPLIT_K=rule.split_k,
+        PREFETCH_K=PREFETCH_K,
         EVEN_K=k % (rule.block_k * rule.split_k) == 0,
         BIAS=bias is not None,
         num_warps=rule.num_warps,
@@ -117,6 +122,7 @@ def _launch_tiles(
 
 
 MAX_TILES = 1 << 16
+PREFETCH_K = 512
 
 
 @functools.cache
@@ -126,19 +132,31 @@ def _arrivals(device: torch.device) -> torch.Tensor:
 
 
 @triton.jit
-def _one_row_kernel(
-    x, weight, bias, out, n, k, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr
+def _whole_rows_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    n,
+    k,
+    x_stride,
+    M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK_K)[None, :]
-    line = tl.minimum(row, n - 1).to(tl.int64)[:, None]
-    w = tl.load(weight + line * k + column, mask=column < k, other=0)
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    depth = tl.arange(0, BLOCK_K)
+    line = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k
+    w = tl.load(line + depth[None, :], mask=(depth < k)[None, :], other=0)
     wait_for_previous(PDL)
-    values = tl.load(x + column, mask=column < k, other=0)
-    total = tl.sum(w.to(tl.float32) * values.to(tl.float32), 1)
-    if BIAS:
-        total += tl.load(bias + row, mask=row < n, other=0).to(tl.float32)
-    tl.store(out + row, total.to(out.dtype.element_ty), mask=row < n)
+    for row in tl.static_range(M):
+        values = tl.load(x + row * x_stride + depth, mask=depth < k, other=0)
+        total = tl.sum(w.to(tl.float32) * values.to(tl.float32)[None, :], 1)
+        if BIAS:
+            total += tl.load(bias + column, mask=column < n, other=0).to(tl.float32)
+        tl.store(out + row * n + column, total.to(out.dtype.element_ty), mask=column < n)
 
 
 @triton.jit
@@ -157,6 +175,7 @@ def _tiles_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    PREFETCH_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -171,6 +190,9 @@ def _tiles_kernel(
     x_line = x + tl.minimum(row, m - 1) * x_stride + depth
     weight_line = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k + depth
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    if PDL and PREFETCH_K > 0:
+        ahead = part * part_len + tl.arange(0, PREFETCH_K // 64)[None, :] * 64
+        prefetch(weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k + tl.minimum(ahead, k - 1))
     wait_for_previous(PDL)
     for start in range(part * part_len, tl.minimum((part + 1) * part_len, k), BLOCK_K):
         if EVEN_K:

@@ -55,6 +55,11 @@ def test_a_plan_serves_many_launches() -> None:
     assert_close(first, decode_attention_reference(*arguments, scale=0.125))
 
 
+def test_a_plan_fills_the_device_with_one_request_and_never_more_than_its_room() -> None:
+    items = plan_decode(int32([0]), int32([100_000]), num_heads=2, num_kv_heads=1, head_dim=128).items
+    assert (items[:, 0] == 0).sum() > 0.9 * len(items)
+
+
 @pytest.mark.parametrize("seq_lens", [[1], [0, 0], [100_000], [5, 100_000, 0, 700], [640] * 300, list(range(1, 1025))])
 def test_a_plan_covers_every_position_once_with_room_for_all_items(seq_lens: list[int]) -> None:
     req_rows = int32([i + 7 for i in range(len(seq_lens))])

@@ -5,7 +5,12 @@ from itertools import accumulate
 import pytest
 import torch
 
-from lightserve.kernels.prefill_attention import plan_prefill, prefill_attention, prefill_attention_reference
+from lightserve.kernels.prefill_attention import (
+    gather_pays,
+    plan_prefill,
+    prefill_attention,
+    prefill_attention_reference,
+)
 from tests.kernels.kit import DTYPES, assert_close, int32, poisoned, randn, random_slots
 
 HEADS = [(9, 3), (32, 8), (7, 1), (2, 2)]
@@ -23,8 +28,17 @@ def check(
         cache[req_to_slots[req_row, :seq_len].long()] = randn(seq_len, 2, num_kv_heads, head_dim, dtype=dtype)
     q = randn(sum(extend_lens), num_heads, head_dim, dtype=dtype)
     arguments = (q, cache, req_to_slots, req_rows, int32([0, *accumulate(extend_lens)]), int32(seq_lens))
-    out = prefill_attention(*arguments, scale=head_dim**-0.5, out=poisoned(*q.shape, dtype=dtype))
-    assert_close(out, prefill_attention_reference(*arguments, scale=head_dim**-0.5))
+    expected = prefill_attention_reference(*arguments, scale=head_dim**-0.5)
+    for gather_len in (0, sum(seq_lens)):
+        plan = plan_prefill(
+            *arguments[2:],
+            num_tokens=len(q),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            gather_len=gather_len,
+        )
+        out = poisoned(*q.shape, dtype=dtype)
+        assert_close(prefill_attention(*arguments, scale=head_dim**-0.5, plan=plan, out=out), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -56,6 +70,7 @@ def test_rows_of_padding_are_left_alone() -> None:
 def test_a_plan_covers_every_token_once_longest_first(extend_lens: list[int]) -> None:
     cached_lens = [11 * i for i in range(len(extend_lens))]
     tiles = plan_prefill(
+        torch.empty(0, 1, dtype=torch.int32),
         int32([i + 7 for i in range(len(extend_lens))]),
         int32([0, *accumulate(extend_lens)]),
         int32([extend + cached for extend, cached in zip(extend_lens, cached_lens, strict=True)]),
@@ -73,3 +88,11 @@ def test_a_plan_covers_every_token_once_longest_first(extend_lens: list[int]) ->
     for req in range(len(extend_lens)):
         ends = [tile[2] + tile[3] for tile in used if tile[0] == req + 7]
         assert ends == sorted(ends, reverse=True)
+
+
+def test_gathering_pays_for_many_queries_per_key_alone() -> None:
+    assert gather_pays([2048], [2048])
+    assert gather_pays([512, 512], [512, 4096])
+    assert not gather_pays([64], [8192])
+    assert not gather_pays([128, 128], [128, 128])
+    assert not gather_pays([8192], [100_000])  # the copy would be too large

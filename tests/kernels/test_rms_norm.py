@@ -19,9 +19,7 @@ def test_rms_norm_equals_its_reference(shape: tuple[int, int], dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_add_rms_norm_equals_its_reference_and_updates_the_residual(
-    shape: tuple[int, int], dtype: torch.dtype
-) -> None:
+def test_add_rms_norm_equals_its_reference_and_updates_the_residual(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, residual, weight = randn(*shape, dtype=dtype), randn(*shape, dtype=dtype), randn(shape[1], dtype=dtype)
     expected_residual = residual.clone()
     expected = add_rms_norm_reference(x, expected_residual, weight, 1e-5)

@@ -60,6 +60,4 @@ def test_no_tokens_are_no_work() -> None:
 def test_one_norm_without_the_other_is_refused() -> None:
     cache = torch.zeros(4, 2, 1, 64, device=DEVICE)
     with pytest.raises(ValueError, match="go together"):
-        rope_kv_write(
-            randn(1, 3 * 64), randn(9, 64), int32([0]), int32([0]), cache, num_heads=1, q_norm=torch.ones(64)
-        )
+        rope_kv_write(randn(1, 3 * 64), randn(9, 64), int32([0]), int32([0]), cache, num_heads=1, q_norm=torch.ones(64))

@@ -1,0 +1,37 @@
+"""skinny_gemm against its reference."""
+
+import pytest
+import torch
+
+from lightserve.kernels.skinny_gemm import TileRule, _launch_tiles, skinny_gemm, skinny_gemm_reference
+from tests.kernels.kit import DTYPES, assert_close, poisoned, randn
+
+
+def operands(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return randn(m, k, dtype=dtype), randn(n, k, dtype=dtype), randn(n, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [0, 1, 2, 16, 33, 64])
+@pytest.mark.parametrize("shape", [(1, 1), (97, 131), (192, 576), (576, 1536)])
+def test_skinny_gemm_equals_its_reference(m: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, weight, bias = operands(m, *shape, dtype)
+    out = poisoned(m, shape[0], dtype=dtype)
+    assert_close(skinny_gemm(x, weight, out=out), skinny_gemm_reference(x, weight))
+    assert_close(skinny_gemm(x, weight, bias), skinny_gemm_reference(x, weight, bias))
+
+
+@pytest.mark.parametrize("split_k", [2, 3, 8])
+@pytest.mark.parametrize("k", [100, 512])
+def test_parts_of_k_are_summed_once_and_again_in_the_next_launch(split_k: int, k: int) -> None:
+    x, weight, bias = operands(5, 70, k, torch.float32)
+    rule = TileRule(block_n=32, block_k=64, split_k=split_k, num_warps=4, num_stages=2)
+    for _ in range(2):
+        out = poisoned(5, 70, dtype=torch.float32)
+        _launch_tiles(x, weight, bias, out, rule)
+        assert_close(out, skinny_gemm_reference(x, weight, bias))
+
+
+def test_too_many_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 64 rows"):
+        skinny_gemm(randn(65, 8), randn(4, 8))
