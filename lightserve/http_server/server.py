@@ -18,7 +18,7 @@ from lightserve.child import freeze_garbage_collector, process_name
 from lightserve.http_server.app import build_app
 from lightserve.http_server.chat_template import ChatTemplate
 from lightserve.http_server.front_end import FrontEnd
-from lightserve.http_server.http_protocol import BoundedHttpProtocol
+from lightserve.http_server.http_protocol import BoundedHttpProtocol, notice_lost_clients
 from lightserve.http_server.mailroom import Mailroom
 from lightserve.http_server.metrics import Metrics
 from lightserve.http_server.prompts import Prompts
@@ -54,10 +54,12 @@ async def serve(boot: Boot, index: int) -> None:
     def serving() -> None:
         launcher.send(ServingMsg(name))
 
+    listener = socket.socket(fileno=boot.listen_fd)
+    notice_lost_clients(listener)
     server = Server(uvicorn_config(app), started)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_end_with(Mailroom(front, inbox, serving), server))
-        await server.serve(sockets=[socket.socket(fileno=boot.listen_fd)])
+        await server.serve(sockets=[listener])
     front.prompts.close()
     for link in (inbox, router, launcher):
         link.close()
