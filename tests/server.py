@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-WAIT_S = 60.0  # generous: the machine may be busy with other tests
+WAIT_S = 100.0  # generous: the machine may be busy with other tests
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:

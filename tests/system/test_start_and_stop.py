@@ -87,16 +87,13 @@ def test_the_children_of_a_killed_launcher_die_and_the_port_is_free(model_dir: P
 
 
 # ---- idle ----
-@pytest.mark.parametrize("signum", STOP_SIGNALS)
-def test_an_idle_server_stops_at_a_signal_and_can_be_started_again_at_once(
-    model_dir: Path, signum: signal.Signals
-) -> None:
+def test_an_idle_server_stops_at_a_signal_and_can_be_started_again_at_once(model_dir: Path) -> None:
     port = free_port()
     for _ in range(2):
         with fake_server(model_dir, port=port) as server:
             children = server.await_ready().await_children(*CHILDREN)
 
-            server.signal(signum)
+            server.signal(signal.SIGINT)
 
             assert server.await_exit() == 0
             assert "rror" not in server.output
@@ -117,26 +114,23 @@ def test_an_idle_server_uses_no_processor(model_dir: Path) -> None:
 
 
 # ---- busy ----
-@pytest.mark.parametrize("signum", STOP_SIGNALS)
-def test_a_busy_server_finishes_what_is_open_refuses_what_is_new_and_has_an_end(
-    model_dir: Path, signum: signal.Signals
-) -> None:
+def test_a_busy_server_finishes_what_is_open_refuses_what_is_new_and_has_an_end(model_dir: Path) -> None:
     async def run(server: Server) -> tuple[list[Outcome], Outcome]:
         async with open_client(server.url) as client:
-            streams = OpenStreams(client, [generation("short ", 100), generation("endless ", 1900)])
+            streams = OpenStreams(client, [generation("short ", 60), generation("endless ", 1900)])
             await streams.until_all_have_text()
-            server.signal(signum)
+            server.signal(signal.SIGTERM)
             while health(server.url) == 200:
                 await asyncio.sleep(0.02)
             late = await stream(client, generation("late ", 1))
             return await streams.outcomes(), late
 
-    with fake_server(model_dir, "--drain_timeout_s", "6", script=SLOW) as server:
+    with fake_server(model_dir, "--drain_timeout_s", "5", script=SLOW) as server:
         children = server.await_ready().await_children(*CHILDREN)
 
         (short, endless), late = asyncio.run(run(server))
 
-        assert short == Outcome(("short " * 100)[:100], "length")
+        assert short == Outcome("short " * 10, "length")
         assert endless.error == "server_draining"
         assert late.error == "server_draining"
         assert server.await_exit() == 0
