@@ -82,6 +82,7 @@ def test_a_limit_beyond_the_context_is_clamped(server: LiveServer, endpoint: End
         ("top_k", 1.5),
         ("min_p", 1.5),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-320),  # 0 in float32
         ("repetition_penalty", -2),
         ("presence_penalty", 1e30),
         ("frequency_penalty", -2.5),
