@@ -75,6 +75,11 @@ class HostBatch:
         return len(self.req_rows)
 
     @property
+    def num_chunks(self) -> int:
+        """Prefill chunks in the batch."""
+        return self.num_reqs - self.num_decode
+
+    @property
     def num_tokens(self) -> int:
         """Tokens in the batch."""
         return len(self.token_ids)

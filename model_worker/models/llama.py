@@ -40,6 +40,7 @@ class LlamaModel(Generic[BackendT]):
 
     Attributes:
         backend: Does the arithmetic; must have begun the batch.
+        hidden_size: Width of the residual stream.
         num_kv_heads: This rank's.
         world_size: Number of ranks.
     """
@@ -48,6 +49,7 @@ class LlamaModel(Generic[BackendT]):
         self, config: ModelConfig, weights: ModelWeights, shard: Shard, *, backend: BackendT, ranks: Ranks
     ) -> None:
         self._eps = config.rms_norm_eps
+        self.hidden_size = config.hidden_size
         self.num_kv_heads = len(shard.kv_heads)
         self.world_size = ranks.world_size
         self._num_heads = len(shard.q_heads)

@@ -1,0 +1,112 @@
+"""How the parts of a GPU engine are put together, for any number of slots."""
+
+from dataclasses import dataclass
+
+import torch
+
+from lightserve.model_config import ModelConfig
+from lightserve.model_worker.cuda_graph import GraphShapes, Recorder
+from lightserve.model_worker.cuda_runner import CudaRunner
+from lightserve.model_worker.cuda_step import CudaStep
+from lightserve.model_worker.engine import Engine
+from lightserve.model_worker.kv_cache import KVCache
+from lightserve.model_worker.layers.cuda_backend import CudaBackend
+from lightserve.model_worker.models.llama import LlamaModel
+from lightserve.model_worker.req_rows import ReqRows
+from lightserve.model_worker.sampling_rows import SamplingRows
+from lightserve.model_worker.step_inputs import StepInputs
+from lightserve.model_worker.tensor_parallel import Ranks
+from lightserve.model_worker.weights.loader import load_weights
+from lightserve.model_worker.weights.sharding import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class CudaBlueprint:
+    """Everything about a GPU engine but its number of slots.
+
+    Attributes:
+        config: The model's facts.
+        model: This rank's.
+        num_rows: Most running requests.
+        max_tokens: Most tokens of one step.
+        max_req_total_len: Most tokens of one request.
+        vocab_size: Ids from here on are never sampled.
+        dtype: Of activations and cache.
+        device: The GPU; in tests a CPU that interprets the kernels.
+    """
+
+    config: ModelConfig
+    model: LlamaModel[CudaBackend]
+    num_rows: int
+    max_tokens: int
+    max_req_total_len: int
+    vocab_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def shapes(self) -> GraphShapes:
+        """What there is to record."""
+        return GraphShapes(self.num_rows, self.max_tokens)
+
+    def build(self, num_slots: int, recorder: Recorder | None) -> Engine[CudaRunner]:
+        """Make an engine; without a recorder it launches every step kernel by kernel."""
+        config, shapes = self.config, self.shapes
+        kv_cache = KVCache(
+            num_slots,
+            num_layers=config.num_layers,
+            num_kv_heads=self.model.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        rows = ReqRows(self.num_rows, self.max_req_total_len, self.device)
+        inputs = StepInputs(
+            self.num_rows,
+            largest_forward=shapes.largest_forward,
+            most_sampled=shapes.most_rows,
+            num_eos_ids=len(config.eos_token_ids),
+            padding_slot=kv_cache.padding_slot,
+            device=self.device,
+        )
+        step = CudaStep(
+            self.model,
+            kv_cache,
+            rows,
+            inputs,
+            max_tokens=shapes.most_tokens,
+            vocab_size=self.vocab_size,
+            dtype=self.dtype,
+        )
+        params = SamplingRows(self.num_rows, config.eos_token_ids)
+        return Engine(rows, CudaRunner(step, inputs, rows, params, shapes, recorder))
+
+
+def load_cuda_model(
+    config: ModelConfig,
+    ranks: Ranks,
+    *,
+    max_req_total_len: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: str,
+) -> LlamaModel[CudaBackend]:
+    """Load this rank's weights.
+
+    Raises:
+        ConfigError: The model's files or the number of ranks do not fit.
+    """
+    rank, world_size = ranks.rank, ranks.world_size
+    shard = Shard.of(config, rank, world_size)
+    weights = load_weights(
+        config, rank=rank, world_size=world_size, device=device, dtype=dtype, load_format=load_format
+    )
+    backend = CudaBackend(
+        config.rope,
+        num_heads=len(shard.q_heads),
+        num_kv_heads=len(shard.kv_heads),
+        head_dim=config.head_dim,
+        max_position=max_req_total_len,
+        device=device,
+    )
+    return LlamaModel(config, weights, shard, backend=backend, ranks=ranks)

@@ -1,0 +1,126 @@
+"""A GPU engine: ranks met, weights loaded, the largest step tried, the pool sized by what is left, graphs recorded."""
+
+import logging
+import time
+from functools import partial
+
+import torch
+
+from lightserve.boot import Boot
+from lightserve.model_worker.cuda_blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda_graph import CudaRecorder, Graph, eager_shapes
+from lightserve.model_worker.cuda_memory import MemoryLedger
+from lightserve.model_worker.cuda_runner import CudaRunner
+from lightserve.model_worker.engine import Engine
+from lightserve.model_worker.kv_cache import PoolSize, size_pool, slot_bytes
+from lightserve.model_worker.loading import LoadedEngine, resolve_dtype, sampled_vocab_size
+from lightserve.model_worker.step_inputs import Sampling, TailShape
+from lightserve.model_worker.tensor_parallel import join_ranks
+
+logger = logging.getLogger(__name__)
+
+_TRIAL_SLOTS = 1024
+# Kept free beyond what was measured: the allocator rounds up, and the driver takes memory when a kernel first runs.
+_RESERVE_FRAC = 0.01
+
+
+@torch.inference_mode()
+def load_cuda_engine(boot: Boot, rank: int) -> LoadedEngine[CudaRunner]:
+    """Load one rank, on the GPU of the same number.
+
+    All its work goes to one stream of this thread's: call the engine from this thread only.
+
+    Raises:
+        ConfigError: The model, the number of ranks or the number of slots does not fit.
+    """
+    start = time.monotonic()
+    device = torch.device("cuda", rank)
+    recorder = CudaRecorder(_open(device))
+    ledger = MemoryLedger(device)
+    blueprint = _load_blueprint(boot, rank, device)
+    ledger.enter("weights")
+    logger.info("weights are loaded after %.1f s", time.monotonic() - start)
+    trial = _try_largest_step(blueprint)
+    ledger.enter("for the largest step")
+    logger.info("the largest step has run after %.1f s", time.monotonic() - start)
+    graphs = _record_largest(blueprint, trial, recorder, ledger)
+    pool = _size_pool(boot, blueprint, ledger)
+    engine = blueprint.build(pool.num_slots, recorder)
+    torch.cuda.synchronize(device)
+    graphs.clear()  # they held the memory that the engine's graphs now share
+    logger.info("%d graphs are recorded after %.1f s", blueprint.shapes.count, time.monotonic() - start)
+    return LoadedEngine(engine, pool)
+
+
+def _open(device: torch.device) -> torch.cuda.Stream:
+    """Make the GPU and a stream of its own this thread's."""
+    # Segments that grow do not fragment: what the largest step needed is then enough for any other.
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    torch.cuda.set_device(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
+    torch.cuda.set_stream(stream)
+    return stream
+
+
+def _load_blueprint(boot: Boot, rank: int, device: torch.device) -> CudaBlueprint:
+    config = boot.config
+    ranks = join_ranks(boot.run_dir, rank, config.tp, device)
+    dtype = resolve_dtype(config.dtype, boot.model.dtype, device)
+    model = load_cuda_model(
+        boot.model,
+        ranks,
+        max_req_total_len=boot.max_req_total_len,
+        device=device,
+        dtype=dtype,
+        load_format=config.load_format,
+    )
+    return CudaBlueprint(
+        config=boot.model,
+        model=model,
+        num_rows=config.running_max_req_size,
+        max_tokens=boot.batch_max_tokens,
+        max_req_total_len=boot.max_req_total_len,
+        vocab_size=sampled_vocab_size(boot),
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _try_largest_step(blueprint: CudaBlueprint) -> Engine[CudaRunner]:
+    """Run a step of the largest shape, and every kernel there is, on a small cache and with padding alone.
+
+    Memory and kernels depend on the shape only: lengths are read on the device.
+    """
+    trial = blueprint.build(_TRIAL_SLOTS, recorder=None)
+    for shape in (blueprint.shapes.largest_forward, *eager_shapes(blueprint.num_rows)):
+        trial.runner.forward(shape)
+    for sampling in Sampling:
+        trial.runner.tail(TailShape(blueprint.shapes.most_rows, sampling))
+    return trial
+
+
+def _record_largest(
+    blueprint: CudaBlueprint, trial: Engine[CudaRunner], recorder: CudaRecorder, ledger: MemoryLedger
+) -> list[Graph]:
+    """Record the graphs that take the most memory, which the others will share; set aside what the others add."""
+    reserved = torch.cuda.memory_reserved(blueprint.device)
+    shapes, runner = blueprint.shapes, trial.runner
+    graphs: list[Graph] = [recorder.record(partial(runner.forward, shape)) for shape in shapes.largest_recorded]
+    graphs += [recorder.record(partial(runner.tail, TailShape(shapes.most_rows, sampling))) for sampling in Sampling]
+    taken = ledger.enter("for graphs")
+    shared = torch.cuda.memory_reserved(blueprint.device) - reserved
+    ledger.set_aside("for more graphs", max(0, taken - shared) // len(graphs) * shapes.count)
+    return graphs
+
+
+def _size_pool(boot: Boot, blueprint: CudaBlueprint, ledger: MemoryLedger) -> PoolSize:
+    ledger.set_aside("in reserve", int(ledger.total_bytes * _RESERVE_FRAC))
+    model = boot.model
+    pool = size_pool(
+        boot.config.max_total_token_num,
+        free_bytes=ledger.free_bytes,
+        default_bytes=ledger.free_bytes,
+        bytes_per_slot=slot_bytes(model.num_layers, blueprint.model.num_kv_heads, model.head_dim, blueprint.dtype),
+        most_useful=boot.config.running_max_req_size * boot.max_req_total_len,
+    )
+    return PoolSize(pool.num_slots, f"{pool.note}; {ledger.describe()}")

@@ -1,0 +1,177 @@
+"""Runs batches on a GPU: one packed copy there, graphs where they fit, results fetched when they are asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from lightserve.errors import InvariantError
+from lightserve.ipc.messages import NewReq, StepResult, pack_int32, unpack_int32
+from lightserve.kernels.penalties import count_tokens
+from lightserve.model_worker.cuda_graph import Graph, GraphShapes, Recorder, eager_shape
+from lightserve.model_worker.cuda_step import CudaStep
+from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.req_rows import ReqRows
+from lightserve.model_worker.sampling_rows import SamplingRows
+from lightserve.model_worker.step_inputs import ForwardShape, Sampling, StepInputs, TailShape
+from lightserve.model_worker.upload import upload
+
+# The router reads a step's result before it launches the step after the next; one more for good measure.
+_STEPS_IN_FLIGHT = 4
+
+
+class CudaRunner:
+    """Implements ``Runner``.
+
+    Args:
+        step: Launches the work.
+        inputs: The layout of what a step sends.
+        rows: State of the running requests.
+        params: Their sampling parameters.
+        shapes: What is recorded.
+        recorder: Records it; when not given, every step is launched kernel by kernel.
+    """
+
+    def __init__(
+        self,
+        step: CudaStep,
+        inputs: StepInputs,
+        rows: ReqRows,
+        params: SamplingRows,
+        shapes: GraphShapes,
+        recorder: Recorder | None,
+    ) -> None:
+        self._step = step
+        self._inputs = inputs
+        self._rows = rows
+        self._params = params
+        self._shapes = shapes
+        self._device = rows.next_token.device
+        self._seats = [_Seat(inputs.num_words, inputs.most_sampled, self._device) for _ in range(_STEPS_IN_FLIGHT)]
+        self._next_seat = 0
+        self._graphs: dict[ForwardShape | TailShape, Graph] = {}
+        if recorder is not None:
+            self._record(recorder)
+
+    def _record(self, recorder: Recorder) -> None:
+        for forward_shape in self._shapes.forward:
+            self._graphs[forward_shape] = recorder.record(partial(self.forward, forward_shape))
+        for tail_shape in self._shapes.tail:
+            self._graphs[tail_shape] = recorder.record(partial(self.tail, tail_shape))
+
+    def enter(self, new_reqs: Sequence[NewReq]) -> None:
+        """Take over the parameters of requests that enter the batch."""
+        for req in new_reqs:
+            self._params.enter(req)
+            if self._params.has_penalties[req.req_row]:
+                ids = upload(unpack_int32(req.ids), self._device)
+                count_tokens(self._step.token_counts, req.req_row, ids, req.prompt_len)
+
+    def run(self, step_id: int, batch: HostBatch) -> "CudaOutput":
+        """Launch a batch of at least one token."""
+        seat = self._seats[self._next_seat]
+        self._next_seat = (self._next_seat + 1) % len(self._seats)
+        seat.take(step_id)
+        forward_shape = self._shapes.forward_of(batch) if self._graphs else None
+        forward_shape = forward_shape or eager_shape(batch)
+        num_sampled = int(np.count_nonzero(batch.is_sampled))
+        tail_shape = self._shapes.tail_of(num_sampled, self._sampling(batch)) if num_sampled else None
+        self._send(seat, batch, forward_shape, tail_shape)
+        self._launch(forward_shape)
+        if tail_shape is not None:
+            self._launch(tail_shape)
+            seat.fetch(self._step.results(tail_shape))
+        seat.mark()
+        return CudaOutput(step_id, num_sampled, seat)
+
+    def _sampling(self, batch: HostBatch) -> Sampling:
+        sampled = batch.sampled_rows
+        if self._params.has_penalties[sampled].any() or self._params.too_short(batch, self._rows).any():
+            return Sampling.ADJUST
+        return Sampling.GREEDY if self._params.is_greedy[sampled].all() else Sampling.DRAW
+
+    def _send(self, seat: "_Seat", batch: HostBatch, forward_shape: ForwardShape, tail_shape: TailShape | None) -> None:
+        inputs = self._inputs
+        end = inputs.stage_forward(seat.words, batch, forward_shape)
+        start = inputs.base
+        if tail_shape is not None:
+            start = inputs.stage_tail(seat.words, batch, tail_shape, self._params, self._rows)
+        inputs.copy(seat.pinned_words, start, end)
+
+    def forward(self, shape: ForwardShape) -> None:
+        """Launch the model on what the device's words hold, kernel by kernel."""
+        self._step.forward(shape)
+
+    def tail(self, shape: TailShape) -> None:
+        """Launch the sampling of what the device's words hold, kernel by kernel."""
+        self._step.tail(shape)
+
+    def _launch(self, shape: ForwardShape | TailShape) -> None:
+        graph = self._graphs.get(shape)
+        if graph is not None:
+            graph.replay()
+        elif isinstance(shape, ForwardShape):
+            self.forward(shape)
+        else:
+            self.tail(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaOutput:
+    """Implements ``StepOutput``: a step on its way."""
+
+    step_id: int
+    num_sampled: int
+    seat: "_Seat"
+
+    def result(self) -> StepResult:
+        """Wait for the step and fetch what it sampled.
+
+        Raises:
+            InvariantError: So many steps were launched since that its results are gone.
+        """
+        token_ids, logprobs = self.seat.read(self.step_id)
+        return StepResult(
+            self.step_id, pack_int32(token_ids[: self.num_sampled]), logprobs[: self.num_sampled].tobytes()
+        )
+
+
+class _Seat:
+    """Page-locked memory of one step in flight: what it reads, what it brings back, and whether it is done."""
+
+    def __init__(self, num_words: int, most_sampled: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self.pinned_words = torch.zeros(num_words, dtype=torch.int32, pin_memory=on_gpu)
+        self.words = self.pinned_words.numpy()
+        self._pinned_results = torch.zeros(2 * most_sampled, dtype=torch.int32, pin_memory=on_gpu)
+        self._results = self._pinned_results.numpy()
+        self._num_results = 0
+        self._done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._step_id = -1
+
+    def take(self, step_id: int) -> None:
+        """Sit a step down; the one before it here must be done with the memory."""
+        if self._done is not None:
+            self._done.synchronize()
+        self._step_id = step_id
+        self._num_results = 0
+
+    def fetch(self, results: torch.Tensor) -> None:
+        """Copy results here once the step has them."""
+        self._num_results = results.numel()
+        self._pinned_results[: self._num_results].copy_(results.view(-1), non_blocking=True)
+
+    def mark(self) -> None:
+        """Note where the step's work ends."""
+        if self._done is not None:
+            self._done.record()
+
+    def read(self, step_id: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
+        """Wait for a step and give its results, [2, n]."""
+        if step_id != self._step_id:
+            raise InvariantError(f"the results of step {step_id} have given way to those of step {self._step_id}")
+        if self._done is not None:
+            self._done.synchronize()
+        return self._results[: self._num_results].reshape(2, -1)

@@ -1,0 +1,124 @@
+"""A step's work on a GPU, in two parts: the model on a batch, then the sampling of its rows.
+
+Both read all they need from the device's words and leave all they find on the device, so that each can be recorded as a
+graph once for a shape and serve every batch that fits it.
+"""
+
+import torch
+
+from lightserve.kernels.commit_tokens import commit_tokens
+from lightserve.kernels.penalties import forbid, penalties
+from lightserve.kernels.place_tokens import place_tokens
+from lightserve.kernels.sampling import greedy, sample
+from lightserve.model_worker.kv_cache import KVCache
+from lightserve.model_worker.layers.cuda_backend import CudaBackend
+from lightserve.model_worker.models.llama import LlamaModel
+from lightserve.model_worker.req_rows import ReqRows
+from lightserve.model_worker.step_inputs import (
+    ForwardShape,
+    Sampling,
+    StepInputs,
+    TailShape,
+    forward_sections,
+    tail_sections,
+)
+
+
+class CudaStep:
+    """Launches the two parts of a step.
+
+    Args:
+        model: This rank's.
+        kv_cache: This rank's.
+        rows: State of the running requests.
+        inputs: The device's words.
+        max_tokens: No forward shape has more tokens.
+        vocab_size: Ids from here on are never sampled.
+        dtype: Of hidden states.
+
+    Attributes:
+        token_counts: [num_rows + 1, vocab_size] int32, what each row has seen (``kernels/penalties.py``); kept for rows
+            whose requests have penalties.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel[CudaBackend],
+        kv_cache: KVCache,
+        rows: ReqRows,
+        inputs: StepInputs,
+        *,
+        max_tokens: int,
+        vocab_size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        device = rows.next_token.device
+        self._model = model
+        self._kv_cache = kv_cache
+        self._rows = rows
+        self._inputs = inputs
+        self._vocab_size = vocab_size
+        self._hidden = torch.zeros(max_tokens, model.hidden_size, dtype=dtype, device=device)
+        self._results = torch.zeros(2 * inputs.most_sampled, dtype=torch.int32, device=device)
+        # Not filled: a row is reset when a request that has penalties enters it.
+        self.token_counts = torch.empty(len(rows.next_token), vocab_size, dtype=torch.int32, device=device)
+
+    def forward(self, shape: ForwardShape) -> None:
+        """Run the model on the batch in the device's words; keep the hidden states for the tail."""
+        words, sections, rows = self._inputs.forward(shape), forward_sections(shape), self._rows
+        token_ids = place_tokens(
+            words[sections.given_ids],
+            rows.next_token,
+            words[sections.token_rows],
+            words[sections.positions],
+            words[sections.out_slots],
+            rows.req_to_slots,
+        )
+        self._model.backend.begin(words, shape, rows.req_to_slots)
+        self._hidden[: shape.num_tokens].copy_(self._model.forward(token_ids, self._kv_cache))
+
+    def tail(self, shape: TailShape) -> None:
+        """Sample the rows in the device's words; keep the ids for the next step and for the host."""
+        words, sections = self._inputs.tail(shape), tail_sections(shape, self._inputs.forbidden_width)
+        logits = self._model.logits(self._hidden.index_select(0, words[sections.sampled_tokens]))
+        req_rows = words[sections.sampled_rows]
+        if shape.sampling is Sampling.GREEDY:
+            token_ids, logprobs = greedy(logits, vocab_size=self._vocab_size)
+        else:
+            scores = self._adjusted(logits, words, shape) if shape.sampling is Sampling.ADJUST else None
+            token_ids, logprobs = sample(
+                logits,
+                words[sections.temperature].view(torch.float32),
+                words[sections.top_k],
+                words[sections.top_p].view(torch.float32),
+                words[sections.min_p].view(torch.float32),
+                words[sections.seeds].view(torch.int64),
+                words[sections.sampled_positions],
+                vocab_size=self._vocab_size,
+                scores=scores,
+            )
+        commit_tokens(
+            token_ids,
+            logprobs,
+            req_rows,
+            self._rows.next_token,
+            out=self.results(shape),
+            token_counts=self.token_counts if shape.sampling is Sampling.ADJUST else None,
+        )
+
+    def _adjusted(self, logits: torch.Tensor, words: torch.Tensor, shape: TailShape) -> torch.Tensor:
+        sections = tail_sections(shape, self._inputs.forbidden_width)
+        scores = penalties(
+            logits[:, : self._vocab_size],
+            self.token_counts,
+            words[sections.sampled_rows],
+            words[sections.repetition].view(torch.float32),
+            words[sections.presence].view(torch.float32),
+            words[sections.frequency].view(torch.float32),
+        )
+        forbid(scores, words[sections.forbidden_ids].view(-1, self._inputs.forbidden_width))
+        return scores
+
+    def results(self, shape: TailShape) -> torch.Tensor:
+        """Give what the tail leaves for the host: [2, num_sampled] int32, ids and the bits of logprobs."""
+        return self._results[: 2 * shape.num_sampled].view(2, -1)

@@ -1,0 +1,48 @@
+"""Products on a GPU: our own kernel while reading the weight is all the cost, the library beyond."""
+
+import torch
+import torch.nn.functional as F
+
+from lightserve.kernels.skinny_gemm import skinny_gemm
+
+# Rows up to which the skinny kernel is the faster one on an H200 (scripts/bench_kernels.py skinny_gemm).
+SKINNY_MAX_ROWS = 64
+
+
+class CudaLinear:
+    """Implements ``Linear``.
+
+    Args:
+        weight: [out_features, in_features].
+        bias: [out_features] or None.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [n, in_features] to [n, out_features]."""
+        if x.shape[0] <= SKINNY_MAX_ROWS:
+            return skinny_gemm(x, self._weight, self._bias)
+        return F.linear(x, self._weight, self._bias)
+
+
+class CudaHead:
+    """The projection to logits, in float32: bfloat16 would round a logit of 25 to steps of 0.125 and make ties.
+
+    Args:
+        weight: [vocab_rows, hidden_size].
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [n, hidden_size] to [n, vocab_rows] float32."""
+        if x.shape[0] <= SKINNY_MAX_ROWS:
+            out = torch.empty(x.shape[0], self._weight.shape[0], dtype=torch.float32, device=x.device)
+            return skinny_gemm(x, self._weight, out=out)
+        if x.dtype is torch.float32:
+            return F.linear(x, self._weight)
+        return torch.mm(x, self._weight.t(), out_dtype=torch.float32)

@@ -1,0 +1,77 @@
+"""The GPU's engine against the CPU's on tiny models, in float32; without a GPU its kernels are interpreted."""
+
+from pathlib import Path
+
+import pytest
+
+from lightserve.model_worker.cuda_runner import CudaRunner
+from lightserve.model_worker.engine import Engine
+from lightserve.sampling_params import SamplingParams
+from tests.model_worker.tiny_cuda import open_cuda_engine
+from tests.model_worker.references import make_reference
+from tests.model_worker.tiny_engine import generate, open_engine, random_prompts
+
+GREEDY = SamplingParams(3, temperature=0.0)
+LENGTHS = (1, 5, 17, 3, 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_reference("llama", folder, num_hidden_layers=1)  # interpreted kernels are slow
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine[CudaRunner]:
+    return open_cuda_engine(folder, graphs=False)
+
+
+@pytest.mark.parametrize("chunk", [7])
+def test_greedy_ids_and_logprobs_equal_the_cpus(folder: Path, engine: Engine[CudaRunner], chunk: int) -> None:
+    prompts = random_prompts(LENGTHS)
+    expected = generate(open_engine(folder), prompts, GREEDY)
+    for req, reference in zip(generate(engine, prompts, GREEDY, chunk=chunk), expected, strict=True):
+        assert req.output_ids == reference.output_ids
+        assert req.logprobs == pytest.approx(reference.logprobs, abs=1e-3)
+
+
+SAMPLING = [
+    SamplingParams(3, temperature=1.0, seed=3, top_p=0.9),
+    SamplingParams(3, temperature=1.5, seed=(1 << 62) + 5, top_k=7, min_p=0.05),
+    SamplingParams(3, temperature=0.0, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.3),
+    SamplingParams(3, temperature=0.0, min_new_tokens=2, stop_token_ids=tuple(range(3, 67))),
+    GREEDY,
+]
+
+
+@pytest.mark.parametrize("picked", [[0, 4], [0, 1, 2, 3, 4]])
+def test_sampled_ids_equal_the_cpus(folder: Path, engine: Engine[CudaRunner], picked: list[int]) -> None:
+    prompts, sampling = random_prompts(LENGTHS[: len(picked)]), [SAMPLING[i] for i in picked]
+    expected = generate(open_engine(folder), prompts, sampling)
+    found = generate(engine, prompts, sampling, chunk=9)
+    assert [req.output_ids for req in found] == [req.output_ids for req in expected]
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_biases_and_head_norms_equal_the_cpus(architecture: str, tmp_path: Path) -> None:
+    make_reference(architecture, tmp_path, tie_word_embeddings=True, num_hidden_layers=1)
+    prompts = random_prompts([4, 9])
+    expected = generate(open_engine(tmp_path), prompts, GREEDY)
+    found = generate(open_cuda_engine(tmp_path, graphs=False), prompts, GREEDY)
+    assert [req.output_ids for req in found] == [req.output_ids for req in expected]
+
+
+def test_graphs_give_the_ids_that_launches_one_by_one_give(folder: Path, engine: Engine[CudaRunner]) -> None:
+    prompts, recorded = random_prompts([2, 13]), open_cuda_engine(folder, graphs=True)
+    for sampling in (GREEDY, SAMPLING[2]):
+        expected = generate(engine, prompts, sampling, chunk=11)
+        found = generate(recorded, prompts, sampling, chunk=11)
+        assert [(req.output_ids, req.logprobs) for req in found] == [(req.output_ids, req.logprobs) for req in expected]
+
+
+def test_ids_without_text_are_never_sampled(folder: Path) -> None:
+    engine = open_cuda_engine(folder, graphs=False, vocab_size=60)
+    hot = SamplingParams(4, temperature=5.0, seed=1)
+    sampled = [token_id for req in generate(engine, random_prompts([4, 4], 60), hot) for token_id in req.output_ids]
+    assert max(sampled) < 60

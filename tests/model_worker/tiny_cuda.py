@@ -1,0 +1,51 @@
+"""The GPU's engine over tiny models: on a GPU if there is one, else on a CPU that interprets its kernels."""
+
+from pathlib import Path
+
+import torch
+
+from lightserve.model_config import load_model_config
+from lightserve.model_worker.cuda_blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda_graph import CudaRecorder, PlainRecorder, Recorder
+from lightserve.model_worker.cuda_runner import CudaRunner
+from lightserve.model_worker.engine import Engine
+from lightserve.model_worker.tensor_parallel import SingleRank
+from tests.model_worker.tiny_engine import MAX_LEN, NUM_ROWS, NUM_SLOTS
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def make_blueprint(folder: Path, *, max_tokens: int = 64, vocab_size: int = 1 << 30) -> CudaBlueprint:
+    """Everything about an engine over the model in ``folder``, in float32, but its number of slots."""
+    config = load_model_config(folder)
+    return CudaBlueprint(
+        config=config,
+        model=load_cuda_model(
+            config,
+            SingleRank(),
+            max_req_total_len=MAX_LEN,
+            device=DEVICE,
+            dtype=torch.float32,
+            load_format="auto",
+        ),
+        num_rows=NUM_ROWS if torch.cuda.is_available() else 5,
+        max_tokens=max_tokens,
+        max_req_total_len=MAX_LEN,
+        vocab_size=min(config.vocab_size, vocab_size),
+        dtype=torch.float32,
+        device=DEVICE,
+    )
+
+
+@torch.inference_mode()
+def open_cuda_engine(folder: Path, *, graphs: bool, vocab_size: int = 1 << 30) -> Engine[CudaRunner]:
+    """An engine over the model in ``folder``; without a GPU, its graphs are plain calls."""
+    return make_blueprint(folder, vocab_size=vocab_size).build(NUM_SLOTS, _recorder() if graphs else None)
+
+
+def _recorder() -> Recorder:
+    if DEVICE.type == "cpu":
+        return PlainRecorder()
+    stream = torch.cuda.Stream(DEVICE)  # type: ignore[no-untyped-call]  # torch gives it no types
+    torch.cuda.set_stream(stream)
+    return CudaRecorder(stream)
