@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -63,12 +63,13 @@ class FakeWorkerScript(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Row:
-    """One running request as the fake sees it."""
+    """One running request as the fake sees it; ``slots[i]`` holds position i."""
 
     ids: list[int]
     prompt_len: int
     max_new_tokens: int
-    slots: set[int] = field(default_factory=set)
+    slots: list[int]
+    prefix_hash: int = 0  # of the ids whose positions are in slots
 
     def next_id(self, script: FakeWorkerScript) -> int:
         """The prompt again, id by id."""
@@ -90,6 +91,7 @@ class FakeEngine:
         self._script = script
         self._num_slots = num_slots
         self._rows: dict[int, _Row] = {}
+        self._contents = [0] * num_slots  # what a slot's K and V depend on: the hash of all ids up to its own
         self._num_steps = 0
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -114,9 +116,13 @@ class FakeEngine:
     def _enter(self, new: NewReq) -> None:
         if new.req_row in self._rows:
             raise InvariantError(f"row {new.req_row} is taken")
-        cached_slots = set(unpack_int32(new.cached_slots).tolist())
         ids = unpack_int32(new.ids).tolist()
-        self._rows[new.req_row] = _Row(ids, new.prompt_len, new.sampling.max_new_tokens, cached_slots)
+        row = _Row(ids, new.prompt_len, new.sampling.max_new_tokens, unpack_int32(new.cached_slots).tolist())
+        for token_id, slot in zip(ids, row.slots, strict=False):
+            row.prefix_hash = hash((row.prefix_hash, token_id))
+            if self._contents[slot] != row.prefix_hash:
+                raise InvariantError(f"slot {slot} does not hold what row {new.req_row} shares")
+        self._rows[new.req_row] = row
 
     def _write(self, plan: StepPlan) -> None:
         prefill_lens = unpack_int32(plan.prefill_lens)
@@ -126,12 +132,14 @@ class FakeEngine:
         out_slots = unpack_int32(plan.out_slots).tolist()
         if len(rows) != len(out_slots):
             raise InvariantError(f"{len(rows)} tokens, {len(out_slots)} slots")
-        held = set().union(*(row.slots for row in self._rows.values()))
+        held = {slot for row in self._rows.values() for slot in row.slots}
         for req_row, slot in zip(rows, out_slots, strict=True):
             if not 0 <= slot < self._num_slots or slot in held:
                 raise InvariantError(f"slot {slot} given to row {req_row} is held already, or does not exist")
             held.add(slot)
-            self._rows[req_row].slots.add(slot)
+            row = self._rows[req_row]
+            row.prefix_hash = self._contents[slot] = hash((row.prefix_hash, row.ids[len(row.slots)]))
+            row.slots.append(slot)
 
     def _sampled_rows(self, plan: StepPlan) -> list[int]:
         ended = [
@@ -151,7 +159,7 @@ class FakeEngine:
         token_id = row.next_id(self._script)
         row.ids.append(token_id)
         if len(row.ids) == row.prompt_len + row.max_new_tokens:
-            row.slots.clear()  # nothing reads them any more: the router may give them away before it releases the row
+            row.slots = []  # nothing reads them any more: the router may give them away before it releases the row
         return token_id
 
 

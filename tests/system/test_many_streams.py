@@ -41,6 +41,19 @@ def test_64_streams_over_room_for_four_all_get_their_own_answer(model_dir: Path,
         wait_until(lambda: is_idle(server), "an empty pool")
 
 
+def test_prompts_that_begin_alike_share_slots_and_still_get_their_own_answer(model_dir: Path) -> None:
+    """The fake checks that every slot it is told to share holds what the request would have written there."""
+    prompts = [f"All of us begin with the same words; number {n:03} " for n in range(40)]
+    with fake_server(model_dir, "--max_total_token_num", "300") as server:
+        server.await_ready()
+
+        for _ in range(2):
+            outcomes = asyncio.run(stream_all(server.url, [generation(prompt, len(prompt)) for prompt in prompts]))
+
+            assert outcomes == [Outcome(prompt, "length") for prompt in prompts]
+        wait_until(lambda: is_idle(server), "an empty pool")
+
+
 def test_streamed_and_whole_answers_are_the_same_text(model_dir: Path) -> None:
     with fake_server(model_dir) as server:
         server.await_ready()
