@@ -55,13 +55,13 @@ def serve(
     Raises:
         ConfigError: The settings do not fit the machine or the model.
     """
+    setproctitle.setproctitle("lightserve launcher")  # this also takes the api_key off the process list
     configure_logging("launcher", config.log_level)
     exit_on_stop_signals()
     with listen(config.host, config.port) as listener, run_directory() as run_dir:
         url = base_url(listener)
         boot = prepare(config, run_dir, listener.fileno())
         write_boot(boot)
-        setproctitle.setproctitle("lightserve launcher")  # this also takes the api_key off the process list
         launcher = Launcher(boot, child_commands)
         try:
             launcher.start()

@@ -97,6 +97,10 @@ class Server:
             if (title := _title(pid)).startswith("lightserve ")
         }
 
+    def descendants(self) -> dict[str, int]:
+        """Process ids of all children, by their command lines."""
+        return {_title(pid): pid for pid in _children_of(self.process.pid)}
+
     def await_children(self, *names: str) -> dict[str, int]:
         """Wait until these children have named themselves."""
         wait_until(lambda: set(names) <= self.children().keys(), f"children {names}")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.client import OpenStreams, Outcome, generation, health, open_client, stream, stream_all
 from tests.fakes import FakeWorkerScript
-from tests.server import Server, await_all_gone, cpu_seconds, is_port_free, wait_until
+from tests.server import Server, await_all_gone, cpu_seconds, is_port_free, running, wait_until
 from tests.system.fake_server import CHILDREN, fake_server
 
 SLOW = FakeWorkerScript(step_s=0.02)
@@ -84,6 +84,24 @@ def test_the_children_of_a_killed_launcher_die_and_the_port_is_free(model_dir: P
         server.await_exit()
         await_all_gone(children)
         assert is_port_free(port)
+
+
+def test_a_stop_signal_while_the_default_model_is_fetched_stops_at_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as index:  # accepts, and never answers
+        environment = {
+            "XDG_CACHE_HOME": str(tmp_path),
+            "PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/simple",
+            "PIP_NO_CACHE_DIR": "1",
+        }
+        with running(["-m", "lightserve", "serve", "--port", "0"], environment) as server:
+            wait_until(lambda: bool(server.descendants()), "pip")
+            downloaders = server.descendants()
+
+            server.signal(signal.SIGTERM)
+
+            assert server.await_exit() == 0
+            await_all_gone(downloaders)
+            assert list(server.temp_dir.iterdir()) == []
 
 
 # ---- idle ----
