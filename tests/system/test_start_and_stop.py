@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shlex
 import signal
 import socket
 import time
@@ -14,6 +15,7 @@ from tests.client import OpenStreams, Outcome, generation, health, open_client, 
 from tests.fakes import FakeWorkerScript
 from tests.server import Server, await_all_gone, cpu_seconds, is_port_free, running, wait_until
 from tests.system.fake_server import CHILDREN, fake_server
+from tests.tiny_model import make_model_folder
 
 SLOW = FakeWorkerScript(step_s=0.02)
 STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -22,6 +24,24 @@ STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+# ---- ready ----
+@pytest.mark.parametrize("has_chat_template", [True, False])
+def test_the_command_printed_with_the_ready_line_works(tmp_path: Path, has_chat_template: bool) -> None:
+    folder = make_model_folder(tmp_path / "it's a model")
+    if not has_chat_template:
+        (folder / "tokenizer_config.json").unlink()
+    with fake_server(folder, "--api_key", "sesame") as server:
+        server.await_ready()
+        (line,) = [line for line in server.output.splitlines() if line.startswith("curl ")]
+
+        _, url, _, content_type, _, key, _, body = shlex.split(line)
+        headers = dict(header.split(": ") for header in (content_type, key.replace("YOUR_API_KEY", "sesame")))
+        reply = httpx.post(url, headers=headers, content=body, timeout=60)
+
+        assert reply.status_code == 200
+        assert reply.json()["model"] == "it's a model"
 
 
 # ---- loading ----
