@@ -142,6 +142,6 @@ class Answer:
             self._finish_reason = "stop"
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)  # clients of one kind stop at the same strings; the largest sets take 0.4 MB
 def _stop_strings(stops: tuple[str, ...]) -> StopStrings:
     return StopStrings(stops)

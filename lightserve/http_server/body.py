@@ -7,15 +7,19 @@ Rules for every route:
 """
 
 import re
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Raw, UnsetType
 from starlette.requests import ClientDisconnect, Request
 
 from lightserve.errors import RequestError
-from lightserve.http_server.limits import MAX_BODY_BYTES
+from lightserve.http_server.limits import MAX_BODY_BYTES, MAX_BODY_CONTAINERS
 
 T = TypeVar("T")
+
+# The type of fields that are not read, or hardly: their values are never built.
+Unread: TypeAlias = Raw | UnsetType
 
 _MAX_MESSAGE_CHARS = 300
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[\w.-]{1,64})`")
@@ -46,8 +50,10 @@ def decode_body(body: bytes, body_type: type[T]) -> T:
     """Decode and validate ``body``.
 
     Raises:
-        RequestError: 400 that names the field.
+        RequestError: 400 that names the field, or that says that there is too much in it.
     """
+    if body.count(b"{") + body.count(b"[") > MAX_BODY_CONTAINERS:  # brackets within text count, too: there is room
+        raise RequestError(f"The request body has more than {MAX_BODY_CONTAINERS} objects and lists.")
     try:
         return msgspec.json.decode(body, type=body_type)
     except msgspec.ValidationError as error:

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec import UNSET
 
-from lightserve.http_server.body import read
+from lightserve.http_server.body import Unread, read
 from lightserve.http_server.error_reply import error_body
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.replies import StreamedReply, WholeReply
@@ -45,20 +46,20 @@ class GenerateParameters(SamplingFields, kw_only=True, forbid_unknown_fields=Tru
     min_new_tokens: Limit | None = None
     do_sample: bool | None = None
     stop_sequences: Stops | None = None
-    n: Any = None
-    best_of: Any = None
-    return_details: Any = None
-    return_logprob: Any = None
-    print_eos_token: Any = None
-    add_spaces_between_special_tokens: Any = None
-    exponential_decay_length_penalty: Any = None
-    logit_bias: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    regular_constraint: Any = None
-    allowed_token_ids: Any = None
-    group_request_id: Any = None
-    input_penalty: Any = None
+    n: Unread = UNSET
+    best_of: Unread = UNSET
+    return_details: Unread = UNSET
+    return_logprob: Unread = UNSET
+    print_eos_token: Unread = UNSET
+    add_spaces_between_special_tokens: Unread = UNSET
+    exponential_decay_length_penalty: Unread = UNSET
+    logit_bias: Unread = UNSET
+    guided_grammar: Unread = UNSET
+    guided_json: Unread = UNSET
+    regular_constraint: Unread = UNSET
+    allowed_token_ids: Unread = UNSET
+    group_request_id: Unread = UNSET
+    input_penalty: Unread = UNSET
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +67,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     inputs: str | list[int]
     parameters: GenerateParameters | None = None
-    multimodal_params: Any = None
+    multimodal_params: Unread = UNSET
 
 
 class GenerateReply(msgspec.Struct, frozen=True):
@@ -185,4 +186,4 @@ async def _read_choice(front: FrontEnd, request: Request) -> Choice:
             room=front.status.max_req_total_len - len(ids),
             vocab_size=front.prompts.vocab_size,
         )
-        return Choice(prompt_ids, params, parameters.text_params(parameters.stop_sequences, params))
+        return Choice(prompt_ids, params, parameters.text_params(parameters.stop_sequences, params, "stop_sequences"))

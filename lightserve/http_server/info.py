@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec import UNSET
 
 from lightserve.errors import RequestError
-from lightserve.http_server.body import read
+from lightserve.http_server.body import Unread, read
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.metrics import CONTENT_TYPE
 from lightserve.http_server.prompts import Messages
@@ -27,7 +28,7 @@ class TokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of ``/tokens``; ``parameters`` do not change the count."""
 
     text: str
-    parameters: dict[str, Any] | None = None
+    parameters: Unread = UNSET
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -7,15 +7,17 @@ MAX_HEAD_BYTES = 64 * 1024  # request line and headers
 REQUEST_TIMEOUT_S = 60  # from its first byte to its last; 16 MiB take so long at 2 Mbit/s
 LOST_CLIENT_S = 60  # a client that takes nothing for so long is gone
 MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_BODY_CONTAINERS = 2**18  # objects and lists: a body of nothing else would keep the decoder for over a second
 MAX_CHOICES = 128  # n
 MAX_PROMPTS = 1024  # prompts of one /v1/completions body; also the bound on prompts times n
 MAX_STOPS = 16
-MAX_STOP_CHARS = 1024  # of one stop string
+MAX_STOP_CHARS = 1024  # of a request's stop strings together: each costs the detokenizer some 350 bytes
 MAX_MESSAGES = 16_384
 
 # Longest text that is tokenized at all. Nobody's text averages 32 characters a token, so what is longer cannot fit.
 MAX_CHARS_PER_TOKEN = 32
 MIN_PROMPT_CHARS = 64 * 1024  # below this the token count itself decides, and the error can name it
+MIN_DETOKENIZED_IDS = 64 * 1024  # more only for a model with a longer context
 
 # Events that wait for one streamed client. A client this far behind is given up, or a few that never read would hold
 # the memory of all: 16,384 unread tokens are about 6 MB.

@@ -94,7 +94,7 @@ def _choices(front: FrontEnd, body: OpenAIRequest, ids: list[int], param: str, *
         room=front.status.max_req_total_len - len(ids),
         vocab_size=front.prompts.vocab_size,
     )
-    text = body.text_params(body.stop, params)
+    text = body.text_params(body.stop, params, "stop")
     return [Choice(prompt_ids, for_choice(params, first_index + i), text) for i in range(body.n or 1)]
 
 

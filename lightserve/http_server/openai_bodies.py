@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from lightserve.errors import RequestError
+from lightserve.http_server.body import Unread
 from lightserve.http_server.limits import MAX_CHOICES, MAX_PROMPTS
 from lightserve.http_server.prompts import Messages
 from lightserve.http_server.sampling_fields import Limit, SamplingFields, Stops
@@ -70,44 +71,44 @@ class OpenAIRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    logit_bias: Any = None
-    logprobs: Any = None
+    logit_bias: Unread = UNSET
+    logprobs: Unread = UNSET
     # Ignored:
-    metadata: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    store: Any = None
-    user: Any = None
+    metadata: Unread = UNSET
+    prompt_cache_key: Unread = UNSET
+    prompt_cache_retention: Unread = UNSET
+    safety_identifier: Unread = UNSET
+    service_tier: Unread = UNSET
+    store: Unread = UNSET
+    user: Unread = UNSET
 
 
 class ChatRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     """The body of ``/v1/chat/completions``."""
 
     messages: Messages
-    parallel_tool_calls: Any = None  # ignored: without tools there are no calls
-    audio: Any = None
-    function_call: Any = None
-    functions: Any = None
-    modalities: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    response_format: Any = None
-    tool_choice: Any = None
-    tools: Any = None
-    top_logprobs: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    parallel_tool_calls: Unread = UNSET  # ignored: without tools there are no calls
+    audio: Unread = UNSET
+    function_call: Unread = UNSET
+    functions: Unread = UNSET
+    modalities: Unread = UNSET
+    prediction: Unread = UNSET
+    reasoning_effort: Unread = UNSET
+    response_format: Unread = UNSET
+    tool_choice: Unread = UNSET
+    tools: Unread = UNSET
+    top_logprobs: Unread = UNSET
+    verbosity: Unread = UNSET
+    web_search_options: Unread = UNSET
 
 
 class CompletionRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     """The body of ``/v1/completions``: one prompt or several, each as text or as ids."""
 
     prompt: str | Annotated[list[int | str | list[int]], Meta(min_length=1)]
-    best_of: Any = None
-    echo: Any = None
-    suffix: Any = None
+    best_of: Unread = UNSET
+    echo: Unread = UNSET
+    suffix: Unread = UNSET
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts one by one.

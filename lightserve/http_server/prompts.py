@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from msgspec import Meta
 
 from lightserve.errors import RequestError
-from lightserve.http_server.limits import MAX_MESSAGES, max_prompt_chars
+from lightserve.http_server.limits import MAX_MESSAGES, MIN_DETOKENIZED_IDS, max_prompt_chars
 from lightserve.http_server.status import Status
 from lightserve.ipc.messages import Int32s, pack_int32
 from lightserve.tokenizer import Tokenizer
@@ -61,11 +61,18 @@ class Prompts:
                 "folder whose tokenizer_config.json or chat_template.jinja holds one.",
                 code="no_chat_template",
             )
-        self._check_chars(_num_chars(messages), param)
-        return await self._in_thread(lambda: encode_chat(messages))
+
+        def encode() -> list[int]:
+            self._check_chars(_num_chars(messages), param)
+            return encode_chat(messages)
+
+        return await self._in_thread(encode)
 
     async def decode(self, token_ids: list[int]) -> str:
-        """Decode ids, special tokens included. Raises ``RequestError`` when one is not in the vocabulary."""
+        """Decode ids, special tokens included. Raises ``RequestError``: too many, or one is not in the vocabulary."""
+        limit = max(MIN_DETOKENIZED_IDS, self._status.max_req_total_len)
+        if len(token_ids) > limit:
+            raise RequestError(f"At most {limit} ids.", code="invalid_value", param="tokens")
         return await self._in_thread(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def check(self, token_ids: list[int], param: str) -> Int32s:

@@ -25,8 +25,7 @@ _SEEDS = 2**63
 
 Limit: TypeAlias = Annotated[int, Meta(ge=1)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
-StopText: TypeAlias = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
-Stops: TypeAlias = StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
+Stops: TypeAlias = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -86,9 +85,21 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             ignore_eos=bool(self.ignore_eos),
         )
 
-    def text_params(self, stops: "str | list[str] | None", params: SamplingParams) -> TextParams:
-        """Say what the detokenizer must know."""
+    def text_params(self, stops: str | list[str] | None, params: SamplingParams, param: str) -> TextParams:
+        """Say what the detokenizer must know.
+
+        Args:
+            stops: As the client wrote them.
+            params: The sampling parameters, complete.
+            param: The field that ``stops`` are from.
+
+        Raises:
+            RequestError: The stop strings are too long.
+        """
         listed = [stops] if isinstance(stops, str) else stops or []
+        if sum(map(len, listed)) > MAX_STOP_CHARS:
+            message = f"{param} may have at most {MAX_STOP_CHARS} characters in all."
+            raise RequestError(message, code="invalid_value", param=param)
         return TextParams(
             stop=tuple(stop for stop in listed if stop),
             skip_special_tokens=self.skip_special_tokens is not False,

@@ -94,6 +94,7 @@ def test_a_limit_beyond_the_context_is_clamped(server: LiveServer, endpoint: End
         ("stop", [5]),
         ("stop", ["x"] * 17),
         ("stop", "x" * 1025),
+        ("stop", ["x" * 513] * 2),
         ("stop_token_ids", [1.5]),
         ("stop_token_ids", ["2"]),
         ("stop_token_ids", list(range(65))),

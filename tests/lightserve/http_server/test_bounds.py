@@ -7,7 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightserve.http_server.limits import MAX_BODY_BYTES, MIN_PROMPT_CHARS
+from lightserve.http_server.limits import (
+    MAX_BODY_BYTES,
+    MAX_BODY_CONTAINERS,
+    MIN_DETOKENIZED_IDS,
+    MIN_PROMPT_CHARS,
+)
 from tests.lightserve.http_server.endpoints import ENDPOINTS, Endpoint
 from tests.lightserve.http_server.live_server import LiveServer
 from tests.lightserve.http_server.raw_client import connect, head, read_all, send_until_closed
@@ -62,3 +67,26 @@ def test_a_client_that_hangs_up_amid_its_body_disturbs_nobody(server: LiveServer
     connection.sendall(head("/generate", "content-length: 1000") + b'{"inputs": "a')
     connection.close()
     assert server.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("opening", [b"{}", b"[]"])
+def test_a_body_of_nothing_but_containers_is_refused_before_it_is_built(server: LiveServer, opening: bytes) -> None:
+    body = b'{"messages":[{"role":"user","content":"a","x":[%s]}]}' % b",".join([opening] * MAX_BODY_CONTAINERS)
+    response = server.client.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400
+    assert str(MAX_BODY_CONTAINERS) in response.json()["error"]["message"]
+
+
+def test_no_more_ids_than_a_context_holds_are_detokenized(server: LiveServer) -> None:
+    response = server.client.post("/detokenize", json={"tokens": [1] * (MIN_DETOKENIZED_IDS + 1)})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tokens"
+
+
+@pytest.mark.parametrize("value", ["[1e999]", "[" * 50 + "]" * 50, '{"a": {"b": [1, 2]}}'])
+def test_a_field_that_is_not_read_may_hold_anything_and_an_unsupported_one_is_refused(
+    server: LiveServer, value: str
+) -> None:
+    for field, status in (("metadata", 200), ("logit_bias", 400)):
+        body = f'{{"prompt": "hi", "{field}": {value}}}'
+        assert server.client.post("/v1/completions", content=body).status_code == status
