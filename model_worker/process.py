@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,7 @@ from lightserve.model_worker.cpu_loading import load_cpu_engine
 from lightserve.model_worker.engine import Engine, Runner, StepOutput
 from lightserve.model_worker.kv_cache import PoolSize
 from lightserve.model_worker.loading import LoadedEngine
+from lightserve.model_worker.profiling import GpuProfiler, WorkerStats, gpu_reserved_bytes
 
 _PROTOCOL = {"allow_pickle": False, "allow_public_attrs": False, "sync_request_timeout": None}
 
@@ -79,6 +81,8 @@ class WorkerService(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
 
     def __init__(self, engine: Engine[Runner], pool: PoolSize, launcher: Launcher) -> None:
         super().__init__()
+        self._launch_s = 0.0
+        self._profiler: GpuProfiler | None = None
         self._engine = engine
         self._pool = pool
         self._launcher = launcher
@@ -92,12 +96,27 @@ class WorkerService(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
 
     def exposed_step(self, raw_plan: bytes) -> bytes:
         """Launch a ``StepPlan``, then wait for the plan before it and return its ``StepResult``, or nothing."""
+        start = time.perf_counter()
         plan = self._decoder.decode(raw_plan)
-        return self._swap_pending(self._launcher.launch(lambda: self._engine.step(plan)))
+        launched = self._launcher.launch(lambda: self._engine.step(plan))
+        self._launch_s += time.perf_counter() - start
+        return self._swap_pending(launched)
 
     def exposed_flush(self) -> bytes:
         """Wait for the last plan and return its ``StepResult``, or nothing."""
         return self._swap_pending(None)
+
+    def exposed_stats(self, _: bytes) -> bytes:
+        """Say what has been done so far, as ``WorkerStats``."""
+        return self._encoder.encode(WorkerStats(self._engine.num_steps, self._launch_s, gpu_reserved_bytes()))
+
+    def exposed_profile(self, path: bytes) -> bytes:
+        """Start a trace of the GPU, or end the one that runs, write it to ``path`` and sum it up (``GpuProfile``)."""
+        if self._profiler is None:
+            self._profiler = GpuProfiler()
+            return b""
+        profile, self._profiler = self._profiler.stop(Path(path.decode())), None
+        return self._encoder.encode(profile)
 
     def _swap_pending(self, launched: Launched | None) -> bytes:
         previous, self._pending = self._pending, launched
