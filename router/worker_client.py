@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import rpyc
@@ -63,6 +63,11 @@ class WorkerClient:
     def flush(self) -> StepResult | None:
         """Wait for the result of the step launched last, as ``step`` does, without launching another."""
         return self._call(self._flush, self._async_flushes)
+
+    def ask(self, question: Literal["stats", "profile"], payload: bytes = b"") -> bytes:
+        """Put a question to rank 0 that is not about steps: see the worker's service for payload and answer."""
+        answer: bytes = getattr(self._connections[0].root, question)(payload)
+        return answer
 
     def close(self) -> None:
         """Hang up."""

@@ -66,7 +66,7 @@ class Report:
         everything = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": _command_line(arguments),
-            "versions": _versions(),
+            "versions": versions(),
             "settings": settings | {"api_key": None, "request_rate": str(settings["request_rate"])},  # JSON has no inf
             "server": server,
             "results": asdict(self.summary),
@@ -132,9 +132,10 @@ def _command_line(arguments: Sequence[str]) -> str:
     return shlex.join(shown)
 
 
-def _versions() -> dict[str, str]:
+def versions(packages: Sequence[str] = _OUR_PACKAGES) -> dict[str, str]:
+    """Versions of Python, the platform and the packages that matter."""
     versions = {"python": sys.version.split()[0], "platform": platform.platform()}
-    for package in _OUR_PACKAGES:
+    for package in packages:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

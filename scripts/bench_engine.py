@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Measure the engine without a server around it: model workers, fed by the router's own loop.
+
+    bench_engine.py --model_dir scripts/presets/llama-3.1-8b --load_format dummy \\
+        --decode_batches 1,8,16,64,256 --prompt_len 512 --prefill_lens 512,8192 --trace lengths.csv --json out.json
+
+Every setting of the server is a flag here too. The decode step is the difference between two output lengths, divided by
+their distance, so that prompts drop out; the first start and every run before a measurement warm the engine up.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from benchmark.report import versions
+from engine_bench.engine_host import open_engine
+from engine_bench.measurements import Meter
+
+from lightserve.config import ServerConfig, add_flags, underscored
+
+_PACKAGES = ("lightserve", "torch", "triton", "numpy", "msgspec", "rpyc")
+_SHOWN_KERNELS, _NAME_WIDTH = 16, 90
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parse(arguments)
+    fields = {field.name for field in dataclasses.fields(ServerConfig)}
+    config = ServerConfig(**{name: value for name, value in vars(options).items() if name in fields})
+    results: dict[str, Any] = {"decode": [], "prefill": [], "traces": [], "profiles": {}}
+    with open_engine(config) as host:
+        print(f"ready after {host.start_s:.1f} s with {host.num_slots} slots: {host.note}", flush=True)
+        meter = Meter(host)
+        for batch in options.decode_batches:
+            decode = meter.decode(batch, options.prompt_len, options.output_lens, options.repeats)
+            results["decode"].append(decode)
+            print(decode, flush=True)
+        for prompt_len in options.prefill_lens:
+            prefill = meter.prefill(prompt_len, options.repeats)
+            results["prefill"].append(prefill)
+            print(prefill, flush=True)
+        for batch in options.profile_batches:
+            path = options.profile_dir / f"decode-{batch}.json"
+            profile = meter.profile(batch, options.prompt_len, options.profile_steps, path)
+            results["profiles"][batch] = profile
+            _show_profile(batch, profile)
+        for path in options.trace:
+            trace = meter.trace(path, options.trace_rows)
+            results["traces"].append(trace)
+            print(path.name, trace, flush=True)
+        results["start_s"], results["num_slots"], results["note"] = host.start_s, host.num_slots, host.note
+        results["stats"] = host.stats()
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(_described(arguments, results)), indent=2))
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser, ServerConfig)
+    ours = parser.add_argument_group("measurements")
+    ours.add_argument("--decode_batches", type=_integers, default=[], help="batch sizes of decode steps")
+    ours.add_argument("--prompt_len", type=int, default=512, help="of decode steps' prompts")
+    ours.add_argument("--output_lens", type=_pair, default=(16, 144), help="the two output lengths")
+    ours.add_argument("--prefill_lens", type=_integers, default=[], help="lengths of single prompts")
+    ours.add_argument("--trace", type=Path, action="append", default=[], help="a trace to run offline")
+    ours.add_argument("--trace_rows", type=int, help="only so many of its rows")
+    ours.add_argument("--profile_batches", type=_integers, default=[], help="batch sizes to trace the GPU at")
+    ours.add_argument("--profile_steps", type=int, default=24, help="output tokens under the trace")
+    ours.add_argument("--profile_dir", type=Path, default=Path(), help="where traces go")
+    ours.add_argument("--repeats", type=int, default=3, help="medians are over so many")
+    ours.add_argument("--json", type=Path, help="write everything here")
+    return parser.parse_args(underscored(arguments))
+
+
+def _integers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _pair(text: str) -> tuple[int, int]:
+    short, long = _integers(text)
+    return short, long
+
+
+def _show_profile(batch: int, profile: Any) -> None:
+    idle = 1 - profile.busy_ms / max(profile.span_ms, 1e-9)
+    print(f"profile at batch {batch}: {profile.span_ms:.1f} ms, idle {idle:.1%}", flush=True)
+    for kernel in profile.kernels[:_SHOWN_KERNELS]:
+        each_us = 1000 * kernel.total_ms / kernel.count
+        print(f"  {kernel.total_ms:9.2f} ms {kernel.count:6d} x {each_us:8.1f} us  {kernel.name[:_NAME_WIDTH]}")
+
+
+def _described(arguments: Sequence[str], results: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": ["bench_engine.py", *arguments],
+        "versions": versions(_PACKAGES) | {"cuda": torch.version.cuda or "none"},
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        **results,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

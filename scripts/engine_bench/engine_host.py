@@ -1,0 +1,223 @@
+"""Model workers without a server around them: started as the launcher starts them, driven by the router's own loop."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from lightserve.boot import Boot, write_boot
+from lightserve.children import Children, describe_exit
+from lightserve.config import ServerConfig
+from lightserve.ipc.links import Inbox
+from lightserve.ipc.messages import (
+    DetokenizerInbox,
+    FailMsg,
+    FatalMsg,
+    GenerateMsg,
+    LauncherInbox,
+    ReadyMsg,
+    RouterInbox,
+    StepPlan,
+    StepResult,
+    TextParams,
+    TokensMsg,
+    pack_int32,
+)
+from lightserve.model_worker.profiling import GpuProfile, WorkerStats
+from lightserve.preparation import prepare
+from lightserve.router.admission import ConservativeAdmission
+from lightserve.router.limits import Limits
+from lightserve.router.process import Router
+from lightserve.router.scheduler import Scheduler
+from lightserve.router.worker_client import WorkerClient
+from lightserve.run_dir import run_directory
+from lightserve.sampling_params import SamplingParams
+
+_COMMANDS = {"model_worker": ("-m", "lightserve.model_worker.process")}
+
+
+class EngineError(Exception):
+    """A worker ended, or a request failed."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request: ids of its prompt, and how many tokens it is to produce."""
+
+    prompt_ids: Sequence[int]
+    output_len: int
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one turn of the router's loop asked for, and when it had the result of the turn before."""
+
+    num_decode: int
+    num_prefill_tokens: int
+    done_s: float
+
+
+class EngineHost:
+    """Workers that are ready, and a router's loop that feeds them.
+
+    Attributes:
+        boot: Settings and facts of the model.
+        start_s: From the start of the worker processes to all of them being ready.
+        num_slots: Of the pool.
+        note: How it was sized.
+    """
+
+    def __init__(self, boot: Boot, start_s: float) -> None:
+        self.boot = boot
+        self.start_s = start_s
+        self._client = WorkerClient(boot.run_dir, boot.config.tp)
+        reply = self._client.load()
+        self.num_slots, self.note = reply.max_total_token_num, reply.note
+        limits = _limits(boot, self.num_slots)
+        admission = ConservativeAdmission(limits.max_total_token_num, limits.running_max_req_size)
+        self._mail = _Mail()
+        self._workers = _ObservedWorkers(self._client)
+        self._scheduler = Scheduler(limits, admission, self._mail.take)
+        self._router = Router(self._mail, self._mail.take, self._scheduler, self._workers)
+
+    @property
+    def steps(self) -> list[Step]:
+        """What the last run asked of the workers."""
+        return self._workers.steps
+
+    def run(self, works: Sequence[Work]) -> float:
+        """Run all of these, arrived at once, to their ends.
+
+        Returns:
+            Seconds from their arrival to the last token.
+
+        Raises:
+            EngineError: A request was refused or failed.
+        """
+        self._workers.steps.clear()
+        self._mail.post(works)
+        start = time.perf_counter()
+        while self._mail.num_running:
+            self._router.turn()
+        seconds = time.perf_counter() - start
+        while not self._scheduler.is_idle:
+            self._router.turn()
+        return seconds
+
+    def stats(self) -> WorkerStats:
+        """Ask rank 0 for its counters."""
+        return msgspec.msgpack.decode(self._client.ask("stats"), type=WorkerStats)
+
+    def profile(self, works: Sequence[Work], path: Path) -> GpuProfile:
+        """Run these under a trace of rank 0's GPU, written to ``path``."""
+        self._client.ask("profile")
+        self.run(works)
+        return msgspec.msgpack.decode(self._client.ask("profile", str(path).encode()), type=GpuProfile)
+
+    def close(self) -> None:
+        """Hang up; the workers then end."""
+        self._client.close()
+
+
+@contextmanager
+def open_engine(config: ServerConfig) -> Iterator[EngineHost]:
+    """Start the workers of a server with these settings.
+
+    Raises:
+        ConfigError: The settings do not fit the machine or the model.
+        EngineError: A worker ended before it was ready.
+    """
+    with run_directory() as run_dir:
+        boot = prepare(config, run_dir, listen_fd=-1)
+        write_boot(boot)
+        inbox: Inbox[LauncherInbox] = Inbox(str(run_dir), "launcher", LauncherInbox)
+        children = Children(_COMMANDS, str(run_dir))
+        start = time.perf_counter()
+        for rank in range(config.tp):
+            children.spawn("model_worker", rank)
+        try:
+            _await_ready(inbox, children, config.tp)
+            host = EngineHost(boot, time.perf_counter() - start)
+            yield host
+            host.close()
+        finally:
+            children.close()
+            inbox.close()
+
+
+def _await_ready(inbox: "Inbox[LauncherInbox]", children: Children, num_workers: int) -> None:
+    ready: set[str] = set()
+    while len(ready) < num_workers:
+        message = inbox.receive(timeout_s=0.5)
+        match message:
+            case ReadyMsg(process):
+                ready.add(process)
+            case FatalMsg(process, text):
+                raise EngineError(f"{process}: {text}")
+        for name, code in children.reap().items():
+            raise EngineError(f"{name} {describe_exit(code)}")
+
+
+def _limits(boot: Boot, num_slots: int) -> Limits:
+    return Limits(
+        max_total_token_num=num_slots,
+        max_req_total_len=boot.max_req_total_len,
+        running_max_req_size=boot.config.running_max_req_size,
+        batch_max_tokens=boot.batch_max_tokens,
+        chunked_prefill_size=boot.chunked_prefill_size,
+        max_queued_reqs=1_000_000,
+        eos_token_ids=boot.model.eos_token_ids,
+        has_prefix_cache=False,
+    )
+
+
+class _Mail:
+    """The router's inbox, and what it sends."""
+
+    def __init__(self) -> None:
+        self._waiting: list[RouterInbox] = []
+        self._num_posted = 0
+        self.num_running = 0
+
+    def post(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self._num_posted += 1
+            sampling = SamplingParams(work.output_len, temperature=work.temperature, ignore_eos=True)
+            message = GenerateMsg(self._num_posted, pack_int32(work.prompt_ids), sampling, TextParams())
+            self._waiting.append(message)
+        self.num_running += len(works)
+
+    def receive(self, timeout_s: float | None = None) -> RouterInbox | None:
+        return None
+
+    def drain(self) -> list[RouterInbox]:
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def take(self, message: DetokenizerInbox) -> None:
+        match message:
+            case TokensMsg():
+                self.num_running -= len(message.finish) - message.finish.count(0)
+            case FailMsg():
+                raise EngineError(f"request {message.req_id}: {message.error.message}")
+
+
+class _ObservedWorkers:
+    """Notes every step on its way to the workers."""
+
+    def __init__(self, client: WorkerClient) -> None:
+        self._client = client
+        self.steps: list[Step] = []
+
+    def step(self, plan: StepPlan) -> StepResult | None:
+        result = self._client.step(plan)
+        num_decode = len(plan.decode_rows) // 4
+        self.steps.append(Step(num_decode, len(plan.out_slots) // 4 - num_decode, time.perf_counter()))
+        return result
+
+    def flush(self) -> StepResult | None:
+        return self._client.flush()
