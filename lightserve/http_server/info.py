@@ -2,7 +2,7 @@
 
 * ``/liveness``: 200 while the process answers.
 * ``/readiness`` and ``/health``: 200 when requests are taken and answered; 503 while starting, draining or down, and
-  when requests have been open for ``STALL_LIMIT_S`` without any sign of life of the engine.
+  when requests have been open for 20 s, or four times the longest step so far, without a sign of life of the engine.
 """
 
 from typing import Any
@@ -19,9 +19,6 @@ from lightserve.http_server.prompts import Messages
 from lightserve.http_server.replies import json_reply
 
 HEALTH_PATHS = frozenset({"/health", "/readiness", "/liveness"})
-
-# A step on a slow CPU with a full prefill chunk takes two seconds; the router reports after each.
-STALL_LIMIT_S = 20.0
 
 
 class TokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -107,10 +104,10 @@ def info_routes(front: FrontEnd, server_info: dict[str, Any]) -> APIRouter:
 
 def _check_health(front: FrontEnd) -> None:
     front.status.check_serving()
-    silence_s = front.streams.silence_s()
-    if silence_s > STALL_LIMIT_S:
+    stall_s = front.streams.stall_s()
+    if stall_s:
         raise RequestError(
-            f"Requests are open, but the engine has been silent for {silence_s:.0f} s.",
+            f"Requests are open, but the engine has been silent for {stall_s:.0f} s.",
             status=503,
             code="engine_stalled",
         )

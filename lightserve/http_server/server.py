@@ -22,6 +22,7 @@ from lightserve.http_server.http_protocol import BoundedHttpProtocol, notice_los
 from lightserve.http_server.mailroom import Mailroom
 from lightserve.http_server.metrics import Metrics
 from lightserve.http_server.prompts import Prompts
+from lightserve.http_server.pulse import Pulse
 from lightserve.http_server.status import Status
 from lightserve.http_server.streams import Streams
 from lightserve.ipc.links import AsyncInbox, Outbox
@@ -102,7 +103,7 @@ def _make_front_end(boot: Boot, index: int, send: Callable[[GenerateMsg | AbortM
         model_name=boot.served_model_name,
         created=int(time.time()),
         status=status,
-        streams=Streams(index, send, status, metrics),
+        streams=Streams(index, send, status, metrics, Pulse()),
         prompts=Prompts(tokenizer, encode_chat, boot.model.vocab_size, status),
         metrics=metrics,
     )

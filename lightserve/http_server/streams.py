@@ -15,6 +15,7 @@ import msgspec
 
 from lightserve.http_server.limits import MAX_UNREAD_TOKENS
 from lightserve.http_server.metrics import Metrics
+from lightserve.http_server.pulse import Pulse
 from lightserve.http_server.status import Status
 from lightserve.ipc.messages import (
     HTTP_INDEX_SHIFT,
@@ -300,10 +301,16 @@ class Streams:
         send: Hands a message to the router.
         status: Whether requests are taken.
         metrics: What is counted.
+        pulse: The engine's.
     """
 
     def __init__(
-        self, http_index: int, send: Callable[[GenerateMsg | AbortMsg], None], status: Status, metrics: Metrics
+        self,
+        http_index: int,
+        send: Callable[[GenerateMsg | AbortMsg], None],
+        status: Status,
+        metrics: Metrics,
+        pulse: Pulse,
     ) -> None:
         self.metrics = metrics
         self._send = send
@@ -313,7 +320,7 @@ class Streams:
         self._open: set[Stream] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._heard_at = time.monotonic()
+        self._pulse = pulse
 
     def open_live(self, choices: Sequence[Choice]) -> LiveStream:
         """Send ``choices`` to the router and return the stream of their events.
@@ -345,11 +352,13 @@ class Streams:
 
     def heard(self) -> None:
         """Note a sign of life of the engine."""
-        self._heard_at = time.monotonic()
+        if self._by_req_id:
+            self._pulse.hear()
 
-    def silence_s(self) -> float:
-        """Return for how long requests have been waiting without any sign of life."""
-        return time.monotonic() - self._heard_at if self._by_req_id else 0.0
+    def stall_s(self) -> float:
+        """Return for how long requests have been waiting without a sign of life; 0 while that is no reason to worry."""
+        silence_s = self._pulse.silence_s
+        return silence_s if self._by_req_id and silence_s > self._pulse.limit_s else 0.0
 
     def fail_all(self, error: ErrorInfo) -> None:
         """End every open request with an error."""
@@ -381,7 +390,7 @@ class Streams:
     def _start(self, stream: Stream, choices: Sequence[Choice]) -> None:
         self._status.check_serving()
         if not self._by_req_id:
-            self.heard()  # an idle engine has nothing to say: its silence counts from now
+            self._pulse.start()
         self._open.add(stream)
         self._idle.clear()
         self.metrics.open_requests.set(len(self._open))

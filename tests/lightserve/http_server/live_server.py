@@ -19,6 +19,7 @@ from lightserve.http_server.chat_template import ChatTemplate
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.metrics import Metrics
 from lightserve.http_server.prompts import Prompts
+from lightserve.http_server.pulse import Pulse
 from lightserve.http_server.server import Server, uvicorn_config
 from lightserve.http_server.status import Status
 from lightserve.http_server.streams import Streams
@@ -69,7 +70,7 @@ def make_front_end(folder: Path, engine: FakeEngine, *, max_req_total_len: int) 
     tokenizer = Tokenizer.load(folder)
     source = tokenizer.chat_template
     encode_chat = None if source is None else ChatTemplate(source, tokenizer).encode_chat
-    streams = Streams(0, engine.send, status, metrics)
+    streams = Streams(0, engine.send, status, metrics, Pulse())
     engine.streams = streams
 
     def on_load(load: LoadMsg) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,9 +10,15 @@ from lightserve.http_server.status import Phase
 from lightserve.ipc.messages import LoadMsg
 from tests.lightserve.http_server.endpoints import ENDPOINTS, Endpoint
 from tests.lightserve.http_server.fake_engine import Script
-from tests.lightserve.http_server.live_server import LiveServer
+from tests.lightserve.http_server.live_server import LiveServer, live_server
 
 GENERATE_STREAM = Endpoint("/generate_stream", streamed=True)
+
+
+@pytest.fixture
+def fresh_server(model_folder: Path) -> Iterator[LiveServer]:
+    with live_server(model_folder) as server:
+        yield server
 
 
 @pytest.fixture
@@ -42,9 +49,10 @@ def test_a_serving_server_is_healthy(server: LiveServer) -> None:
 
 
 def test_a_silent_engine_is_unhealthy_only_while_requests_wait(
-    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+    fresh_server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightserve.http_server.info.STALL_LIMIT_S", 0.05)
+    server = fresh_server
+    monkeypatch.setattr("lightserve.http_server.pulse.LEAST_LIMIT_S", 0.05)
     server.engine.script_for = lambda message: Script(silent_after=1)
     server.until(lambda: server.client.get("/health").status_code == 200)
     with server.client.stream("POST", "/generate_stream", json=GENERATE_STREAM.body()) as response:
