@@ -46,7 +46,8 @@ class ApiKeyGate:
 
     def __init__(self, app: ASGIApp, api_key: str | None) -> None:
         self._app = app
-        self._key = None if api_key is None else api_key.encode()
+        # Bytes of the command line that are no UTF-8 arrive as lone surrogates.
+        self._key = None if api_key is None else api_key.encode(errors="surrogateescape")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on or answer 401."""

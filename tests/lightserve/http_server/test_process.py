@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -94,7 +95,9 @@ class Parent:
 
     def _spawn(self, run_dir: str, index: int, listener: socket.socket) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-P", "-m", "lightserve.http_server.process", run_dir, str(index)]
-        return subprocess.Popen(command, stdin=self.lifeline_read, pass_fds=[listener.fileno()])
+        # Few open files to begin with, as on most systems: the process must raise the bound itself.
+        shell = ["bash", "-c", 'ulimit -S -n 64; exec "$@"', "bash", *command]
+        return subprocess.Popen(shell, stdin=self.lifeline_read, pass_fds=[listener.fileno()])
 
 
 class Call:
@@ -175,6 +178,15 @@ def test_it_serves_from_serve_to_drain(parent: Parent) -> None:
     assert ends == {'{"token"', '{"error"'}
     assert parent.router.receive(5) == AbortMsg([second.req_id])
     assert parent.exit_codes() == [0]
+
+
+def test_more_clients_than_the_usual_bound_on_open_files_are_served(parent: Parent) -> None:
+    parent.serve()
+    address = urlsplit(parent.url)
+    connections = [socket.create_connection((address.hostname, address.port)) for _ in range(200)]
+    assert httpx.get(f"{parent.url}/health").status_code == 200
+    for connection in connections:
+        connection.close()
 
 
 def test_going_down_ends_every_open_request_with_the_reason(parent: Parent) -> None:
