@@ -7,7 +7,8 @@ short ones; ``plan_decode`` does it on the device, once a step for all layers, s
 One program per item and pack of kv heads (a pack is 256 contiguous bytes of a token or one head): the query heads of the
 pack share each K and V that the program gathers through the Token Table. In a pack of two, a query head's row is zero in the
 other head's columns, so one product serves both. The program that ends a request's last item merges the items' partial
-results. Scores, softmax and sums in float32.
+results; where requests are so few that all are cut, a second kernel does it, all heads at once. Scores, softmax and sums in
+float32.
 """
 
 from dataclasses import dataclass
@@ -66,12 +67,14 @@ class DecodePlan:
     Attributes:
         items: [max_items, 8] int32: request (-1: none), its row of the Token Table, first position, end, the request's
             first item, its number of items.
+        requests: [num_reqs, 2] int32: each request's first item, its number of items.
         partial_out: [max_items, num_heads, head_dim] float32, each item's own attention.
         partial_lse: [max_items, num_heads] float32, log2 of its softmax denominator.
         arrivals: [num_reqs, num_kv_heads] int32, items that are done; zeros between launches.
     """
 
     items: torch.Tensor
+    requests: torch.Tensor
     partial_out: torch.Tensor
     partial_lse: torch.Tensor
     arrivals: torch.Tensor
@@ -97,6 +100,7 @@ def plan_decode(
     max_items = max(one_wave, num_reqs * 3 // 2, 1)
     plan = DecodePlan(
         items=torch.empty(max_items, 8, dtype=torch.int32, device=device),
+        requests=torch.empty(num_reqs, 2, dtype=torch.int32, device=device),
         partial_out=torch.empty(max_items, num_heads, head_dim, dtype=torch.float32, device=device),
         partial_lse=torch.empty(max_items, num_heads, dtype=torch.float32, device=device),
         arrivals=torch.empty(num_reqs, num_kv_heads, dtype=torch.int32, device=device),
@@ -106,6 +110,7 @@ def plan_decode(
             req_rows,
             seq_lens,
             plan.items,
+            plan.requests,
             num_reqs,
             max_items,
             MIN_CHUNK,
@@ -157,6 +162,7 @@ def decode_attention(
         plan = plan_decode(req_rows, seq_lens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
     pack = _heads_per_pack(num_heads, num_kv_heads, head_dim)
     rows = pack * num_heads // num_kv_heads
+    merge_later = 2 * num_reqs <= plan.items.shape[0]
     _decode_attention_kernel[(plan.items.shape[0] * num_kv_heads // pack,)](
         q,
         kv_layer,
@@ -179,10 +185,22 @@ def decode_attention(
         BLOCK_DIM=triton.next_power_of_2(pack * head_dim),
         BLOCK_TOKENS=BLOCK_TOKENS,
         PREFETCH_TOKENS=PREFETCH_TOKENS,
+        MERGE=not merge_later,
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
         **dependent_launch(q),
     )
+    if merge_later:
+        _merge_kernel[(num_reqs, num_heads)](
+            plan.requests,
+            plan.partial_out,
+            plan.partial_lse,
+            out,
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            num_warps=4,
+            **dependent_launch(q),
+        )
     return out
 
 
@@ -194,7 +212,7 @@ def _heads_per_pack(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
 
 LOG2_E = 1.4426950408889634
 BLOCK_TOKENS = 32
-NUM_WARPS = 2
+NUM_WARPS = 1
 NUM_STAGES = 7  # three tiles in flight: the slots' own loads take every other stage
 PREFETCH_TOKENS = 128
 MIN_CHUNK = 256
@@ -206,6 +224,7 @@ def _plan_kernel(
     req_rows,
     seq_lens,
     items,
+    requests,
     num_reqs,
     max_items,
     min_chunk,
@@ -230,6 +249,8 @@ def _plan_kernel(
     chunk = tl.maximum(tl.cdiv(even, BLOCK_TOKENS), 1) * BLOCK_TOKENS
     num_items = tl.where(inside, _num_items(seq_len, chunk), 0)
     first = tl.cumsum(num_items) - num_items
+    tl.store(requests + req * 2, first, mask=inside)
+    tl.store(requests + req * 2 + 1, num_items, mask=inside)
     for i in range(0, tl.max(num_items)):
         record = items + (first + i) * 8
         mine = i < num_items
@@ -272,6 +293,7 @@ def _decode_attention_kernel(
     BLOCK_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     PREFETCH_TOKENS: tl.constexpr,
+    MERGE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pack = tl.program_id(0) % NUM_PACKS
@@ -287,7 +309,7 @@ def _decode_attention_kernel(
         return
     table = req_to_slots + req_row * table_stride
     heads = kv_layer + pack * PACK_DIM
-    if PDL:
+    if PDL and PREFETCH_TOKENS > 0:
         _prefetch_tokens(heads, table, start, end, slot_stride, kv_stride, PREFETCH_TOKENS, BLOCK_DIM)
     wait_for_previous(PDL)
 
@@ -324,11 +346,24 @@ def _decode_attention_kernel(
     else:
         tl.store(partial_out + item * (NUM_PACKS * ROWS * HEAD_DIM) + place, attended, mask=own)
         tl.store(partial_lse + item * (NUM_PACKS * ROWS) + head, best + tl.log2(denominator), mask=row < ROWS)
-        tl.debug_barrier()  # all threads' stores before the one thread's arrival
-        arrival = arrivals + req * NUM_PACKS + pack
-        if tl.atomic_add(arrival, 1, sem="acq_rel") == num_items - 1:
-            tl.store(arrival, 0)
-            _merge(partial_out, partial_lse, out, req, first_item, num_items, pack, NUM_PACKS, ROWS, HEAD_DIM)
+        if MERGE:
+            tl.debug_barrier()  # all threads' stores before the one thread's arrival
+            arrival = arrivals + req * NUM_PACKS + pack
+            if tl.atomic_add(arrival, 1, sem="acq_rel") == num_items - 1:
+                tl.store(arrival, 0)
+                _merge(
+                    partial_out,
+                    partial_lse,
+                    out,
+                    req,
+                    first_item,
+                    num_items,
+                    pack * ROWS,
+                    ROWS,
+                    NUM_PACKS * ROWS,
+                    HEAD_DIM,
+                    8,
+                )
 
 
 @triton.jit
@@ -352,6 +387,18 @@ def load_heads(address, column, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _merge_kernel(
+    requests, partial_out, partial_lse, out, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PDL: tl.constexpr
+):
+    req = tl.program_id(0).to(tl.int64)
+    first_item = tl.load(requests + req * 2)
+    num_items = tl.load(requests + req * 2 + 1)
+    wait_for_previous(PDL)
+    if num_items > 1:
+        _merge(partial_out, partial_lse, out, req, first_item, num_items, tl.program_id(1), 1, NUM_HEADS, HEAD_DIM, 64)
+
+
+@triton.jit
 def _merge(
     partial_out,
     partial_lse,
@@ -359,26 +406,27 @@ def _merge(
     req,
     first_item,
     num_items,
-    pack,
-    NUM_PACKS: tl.constexpr,
-    ROWS: tl.constexpr,
+    first_head,
+    HEADS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    BLOCK_ITEMS: tl.constexpr,
 ):
-    """Weigh the items of one request and pack by their softmax denominators and write the pack's output."""
-    row = tl.arange(0, triton.next_power_of_2(ROWS))
+    """Weigh one request's items by their softmax denominators; write the output of ``HEADS`` heads."""
+    row = tl.arange(0, triton.next_power_of_2(HEADS))
     column = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
-    inside = (row < ROWS)[:, None] & (column < HEAD_DIM)[None, :]
-    place = (pack * ROWS + row)[:, None] * HEAD_DIM + column[None, :]
+    inside = (row < HEADS)[:, None] & (column < HEAD_DIM)[None, :]
+    place = (first_head + row)[:, None] * HEAD_DIM + column[None, :]
     best = tl.full(row.shape, -1e30, tl.float32)  # finite: padding rows must not make NaN
     weights = tl.zeros(row.shape, tl.float32)
     sums = tl.zeros(place.shape, tl.float32)
-    for start in range(0, num_items, 8):
-        index = start + tl.arange(0, 8)
-        line = (first_item + index).to(tl.int64) * (NUM_PACKS * ROWS)
-        mask = (index < num_items)[:, None] & (row < ROWS)[None, :]
+    for start in range(0, num_items, BLOCK_ITEMS):
+        index = start + tl.arange(0, BLOCK_ITEMS)
+        line = (first_item + index).to(tl.int64) * NUM_HEADS
+        mask = (index < num_items)[:, None] & (row < HEADS)[None, :]
         # .cg: other multiprocessors wrote these, so the first-level cache is no place to look
         lse = tl.load(
-            partial_lse + line[:, None] + (pack * ROWS + row)[None, :], mask=mask, other=-1e30, cache_modifier=".cg"
+            partial_lse + line[:, None] + (first_head + row)[None, :], mask=mask, other=-1e30, cache_modifier=".cg"
         )
         part = tl.load(
             partial_out + line[:, None, None] * HEAD_DIM + place[None, :, :],
@@ -392,5 +440,5 @@ def _merge(
         weights = weights * decay + tl.sum(weight, 0)
         sums = sums * decay[:, None] + tl.sum(weight[:, :, None] * part, 0)
         best = higher
-    target = out + req * (NUM_PACKS * ROWS * HEAD_DIM) + place
+    target = out + req * (NUM_HEADS * HEAD_DIM) + place
     tl.store(target, (sums / weights[:, None]).to(out.dtype.element_ty), mask=inside)

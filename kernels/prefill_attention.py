@@ -8,7 +8,7 @@ tile and kv head. Its rows are the tile's tokens times the query heads of the gr
 chunk fills a tile as well as a long one. The tiles with the most keys start first. Keys before the tile's first token need
 no mask; the rest take a second loop. Scores, softmax and sums in float32.
 
-K and V are read through the Token Table slot by slot, or, where the queries are many for the keys (``gather_pays``), copied
+K and V are read through the Token Table slot by slot, or, where the queries are many for the keys (``gather_len``), copied
 side by side first so that the tensor memory accelerator feeds the tensor cores: the copy takes 2 % of such a prefill.
 """
 
@@ -52,7 +52,8 @@ class PrefillPlan:
     Attributes:
         tiles: [max_tiles, 4] int32: row of the Token Table (gathered: of the copy, where the request's keys begin), first
             row of q, position of that token, number of tokens (0: no tile).
-        slots: [gather_len] int32, all requests' slots side by side; empty when K and V are not gathered.
+        slots: [copy_len] int32, all requests' slots side by side, each filled up to whole tiles of keys with its last slot;
+            empty when K and V are not gathered.
     """
 
     tiles: torch.Tensor
@@ -60,19 +61,19 @@ class PrefillPlan:
 
 
 MAX_GATHER_LEN = 32768  # bounds the copy: 128 MiB for 8 kv heads of 128 in bfloat16
+MIN_QUERIES_PER_KEY = 400  # below, copying a key (2 ns) costs more than it spares the queries that see it
 
 
-def gather_pays(extend_lens: Sequence[int], seq_lens: Sequence[int]) -> bool:
-    """Say whether copying K and V side by side costs less than it gains.
+def gather_len(extend_lens: Sequence[int], seq_lens: Sequence[int]) -> int:
+    """Give the length of a copy of all requests' K and V, each filled up to whole tiles; 0 where copying does not pay.
 
     Args:
         extend_lens: Query tokens of each request.
         seq_lens: Keys of each request, at least as many.
     """
-    num_keys = sum(seq_lens)
+    num_keys = sum(triton.cdiv(seq_len, BLOCK_KEYS) * BLOCK_KEYS for seq_len in seq_lens)
     num_scores = sum(n * (s - n / 2) for n, s in zip(extend_lens, seq_lens, strict=True))
-    # copying a key costs 2 ns, and spares a hundredth of a nanosecond per query that sees it
-    return num_keys <= MAX_GATHER_LEN and num_scores >= 200 * num_keys
+    return num_keys if num_keys <= MAX_GATHER_LEN and num_scores >= MIN_QUERIES_PER_KEY * num_keys else 0
 
 
 def plan_prefill(
@@ -84,7 +85,7 @@ def plan_prefill(
     num_tokens: int,
     num_heads: int,
     num_kv_heads: int,
-    gather_len: int = 0,
+    copy_len: int = 0,
 ) -> PrefillPlan:
     """Cut the requests into tiles of query tokens, on the device.
 
@@ -96,13 +97,13 @@ def plan_prefill(
         num_tokens: At least ``cu_seqlens[-1]``.
         num_heads: Query heads.
         num_kv_heads: Key/value heads.
-        gather_len: The sum of ``seq_lens`` to gather K and V first, 0 to read them through the Token Table.
+        copy_len: ``gather_len`` to copy K and V side by side first, 0 to read them through the Token Table.
     """
     (num_reqs,) = seq_lens.shape
     tile_tokens = max(BLOCK_ROWS * num_kv_heads // num_heads, 1)
     max_tiles = num_reqs + num_tokens // tile_tokens
     tiles = torch.empty(max_tiles, 4, dtype=torch.int32, device=seq_lens.device)
-    slots = torch.empty(gather_len, dtype=torch.int32, device=seq_lens.device)
+    slots = torch.empty(copy_len, dtype=torch.int32, device=seq_lens.device)
     first_keys = torch.empty(num_reqs, dtype=torch.int32, device=seq_lens.device)
     if num_reqs:
         _plan_kernel[(1,)](
@@ -114,20 +115,22 @@ def plan_prefill(
             num_reqs,
             max_tiles,
             TILE_TOKENS=tile_tokens,
-            GATHER=gather_len > 0,
+            GATHER=copy_len > 0,
+            BLOCK_KEYS=BLOCK_KEYS,
             BLOCK_REQS=triton.next_power_of_2(num_reqs),
             BLOCK_LEVELS=16,
             num_warps=4,
             **dependent_launch(seq_lens),
         )
-    if gather_len:
-        _slots_kernel[(num_reqs, triton.cdiv(gather_len, 1024))](
+    if copy_len:
+        _slots_kernel[(num_reqs, triton.cdiv(copy_len, 1024))](
             req_to_slots,
             req_rows,
             seq_lens,
             first_keys,
             slots,
             req_to_slots.stride(0),
+            BLOCK_KEYS=BLOCK_KEYS,
             BLOCK=1024,
             num_warps=4,
             **dependent_launch(seq_lens),
@@ -245,6 +248,7 @@ def _plan_kernel(
     max_tiles,
     TILE_TOKENS: tl.constexpr,
     GATHER: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
     BLOCK_REQS: tl.constexpr,
     BLOCK_LEVELS: tl.constexpr,
     PDL: tl.constexpr,
@@ -257,7 +261,8 @@ def _plan_kernel(
     seq_len = tl.load(seq_lens + req, mask=inside, other=0)
     source = tl.load(req_rows + req, mask=inside, other=0)
     if GATHER:
-        source = tl.cumsum(seq_len) - seq_len
+        filled_len = tl.cdiv(seq_len, BLOCK_KEYS) * BLOCK_KEYS
+        source = tl.cumsum(filled_len) - filled_len
         tl.store(first_keys + req, source, mask=inside)
     num_tiles = tl.cdiv(extend_len, TILE_TOKENS)
     # level by level from every request's last tile, the one with the most keys, to its first
@@ -281,14 +286,24 @@ def _plan_kernel(
 
 @triton.jit
 def _slots_kernel(
-    req_to_slots, req_rows, seq_lens, first_keys, slots, table_stride, BLOCK: tl.constexpr, PDL: tl.constexpr
+    req_to_slots,
+    req_rows,
+    seq_lens,
+    first_keys,
+    slots,
+    table_stride,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     req = tl.program_id(0)
     position = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait_for_previous(PDL)
-    inside = position < tl.load(seq_lens + req)
+    seq_len = tl.load(seq_lens + req)
+    inside = position < tl.cdiv(seq_len, BLOCK_KEYS) * BLOCK_KEYS
     table = req_to_slots + tl.load(req_rows + req).to(tl.int64) * table_stride
-    slot = tl.load(table + position, mask=inside, other=0)
+    # past the end the last token is copied again: no unwritten slot's NaN comes in
+    slot = tl.load(table + tl.minimum(position, seq_len - 1), mask=inside, other=0)
     tl.store(slots + tl.load(first_keys + req) + position, slot, mask=inside)
 
 
@@ -376,7 +391,6 @@ def _prefill_attention_kernel(
         if GATHERED:
             k = kv.load([source + start, kv_head * HEAD_DIM])
             v = kv.load([source + start, (NUM_KV_HEADS + kv_head) * HEAD_DIM])
-            v = tl.where((key_position < end)[:, None], v, 0.0)  # what follows may be another request's NaN
         else:
             # past the end the last token is read again: no unwritten slot's NaN comes in
             slot = tl.load(table + tl.minimum(key_position, end - 1)).to(tl.int64)

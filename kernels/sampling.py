@@ -10,10 +10,10 @@ neighbours nor on its place in the batch. With s = (logit - max) / temperature, 
 so ties at a threshold are all kept. The token is the first, in order of ids, at which the kept mass up to and including it
 exceeds uniform · (all kept mass).
 
-Two kernels: one program per row and tile takes maxima and the raw distribution's normaliser; then one program per row draws.
-No sort: a threshold is the smallest distance d = -s whose weight (count, or mass) reaches a target. It is bracketed by
-bisection over whole rows until few enough candidates lie inside the bracket, which are gathered and bisected bit by bit. The
-k-th largest of the maxima of small groups is a first bracket that leaves little more than k candidates.
+Two kernels: one program per row and tile takes maxima and masses; then one program per row draws. No sort: tokens that may be
+kept are gathered by a bound on the distance d = -s (the k-th largest of the maxima of small groups, or the mass that may be
+left out spread over all tokens), and the exact thresholds are found among them by bisecting the bits of d. Should they be too
+many, as in a flat distribution, bisection over whole rows brackets each threshold first.
 """
 
 import torch
@@ -198,15 +198,17 @@ def _choose(
     if n == 0:
         return token_ids, logprobs
     num_tiles = triton.cdiv(vocab_size, TILE)
-    num_groups = num_tiles * (TILE // GROUP)
-    num_wide = triton.cdiv(vocab_size, WIDE)
+    num_groups = num_tiles * (TILE // GROUP) if parameters else 0
     tile_stats = torch.empty(n, 4, num_tiles, dtype=torch.float32, device=device)
     tile_best_ids = torch.empty(n, num_tiles, dtype=torch.int32, device=device)
-    group_best = torch.empty(n, num_groups if parameters else 0, dtype=torch.float32, device=device)
-    scratch = torch.empty(n, CANDIDATES + num_wide if parameters else 0, dtype=torch.float32, device=device)
+    group_best = torch.empty(n, num_groups, dtype=torch.float32, device=device)
+    distances = torch.empty(n, CANDIDATES if parameters else 0, dtype=torch.float32, device=device)
+    candidates = torch.empty(n, CANDIDATES if parameters else 0, dtype=torch.int32, device=device)
+    temperature, *filters = parameters or (token_ids,) * 6
     _tile_kernel[(n, num_tiles)](
         logits,
         scores,
+        temperature,
         tile_stats,
         tile_best_ids,
         group_best,
@@ -215,6 +217,7 @@ def _choose(
         vocab_size,
         num_tiles,
         SAMPLE=parameters is not None,
+        GREEDY_BELOW=GREEDY_BELOW,
         TILE=TILE,
         GROUP=GROUP,
         num_warps=4,
@@ -226,8 +229,10 @@ def _choose(
         tile_stats,
         tile_best_ids,
         group_best,
-        scratch,
-        *(parameters or (token_ids,) * 6),
+        distances,
+        candidates,
+        temperature,
+        *filters,
         token_ids,
         logprobs,
         logits.stride(0),
@@ -235,24 +240,20 @@ def _choose(
         vocab_size,
         num_tiles,
         num_groups,
-        num_wide,
         SAMPLE=parameters is not None,
         GREEDY_BELOW=GREEDY_BELOW,
-        WIDE=WIDE,
+        TILE=TILE,
         CANDIDATES=CANDIDATES,
         BLOCK_TILES=triton.next_power_of_2(num_tiles),
         BLOCK_GROUPS=triton.next_power_of_2(num_groups),
-        BLOCK_WIDE=triton.next_power_of_2(num_wide),
-        num_warps=ROW_WARPS if parameters else 1,
+        num_warps=8 if parameters else 1,
         **dependent_launch(logits),
     )
     return token_ids, logprobs
 
 
-TILE = 4096  # of the first kernel: 32 programs per row of 128,256
+TILE = 4096  # 32 tiles in a row of 128,256
 GROUP = 128  # tokens under one maximum: about a thousand maxima bound any usual top-k
-ROW_WARPS = 16
-WIDE = 8192  # of the second kernel's passes: 16 tokens per thread in flight
 CANDIDATES = 4096  # small enough for registers
 
 
@@ -278,6 +279,7 @@ def _mix(h):
 def _tile_kernel(
     logits,
     scores,
+    temperature,
     tile_stats,
     tile_best_ids,
     group_best,
@@ -286,6 +288,7 @@ def _tile_kernel(
     vocab_size,
     num_tiles,
     SAMPLE: tl.constexpr,
+    GREEDY_BELOW: tl.constexpr,
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
     PDL: tl.constexpr,
@@ -298,20 +301,33 @@ def _tile_kernel(
     raw = tl.load(logits + row * logits_stride + token_id, mask=inside, other=float("-inf")).to(tl.float32)
     score = tl.load(scores + row * scores_stride + token_id, mask=inside, other=float("-inf")).to(tl.float32)
     raw_best = tl.max(raw)
-    raw_mass = tl.sum(tl.exp(raw - tl.where(tl.abs(raw_best) < float("inf"), raw_best, 0.0)))
-    best, best_id = tl.max(score, 0, return_indices=True, return_indices_tie_break_left=True)
-    num_nan = tl.sum(((score != score) | (raw != raw)).to(tl.int32))
+    raw_mass = tl.sum(tl.exp(raw - _finite(raw_best)))
+    best = tl.max(score)
     stats = tile_stats + row * 4 * num_tiles + tile
-    tl.store(stats, tl.where(num_nan > 0, float("inf"), best))  # not finite either way: the row is broken
-    tl.store(stats + num_tiles, raw_best)
-    tl.store(stats + 2 * num_tiles, raw_mass)
-    tl.store(tile_best_ids + row * num_tiles + tile, tile * TILE + best_id)
+    mass = raw_mass
     if SAMPLE:
-        worst = tl.min(tl.where(score == float("-inf"), float("inf"), score))
-        tl.store(stats + 3 * num_tiles, worst)
+        warmth = tl.load(temperature + row)
+        warmth = tl.where(warmth >= GREEDY_BELOW, warmth, 1.0)
+        mass = tl.sum(_mass((_finite(best) - score) / warmth))
+        tl.store(stats + 3 * num_tiles, mass)
         best_of_groups = tl.max(tl.reshape(score, (TILE // GROUP, GROUP)), 1)
         group = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
         tl.store(group_best + row * num_tiles * (TILE // GROUP) + group, best_of_groups)
+    has_nan = (raw_mass != raw_mass) | (mass != mass)
+    tl.store(stats, tl.where(has_nan, float("inf"), best))  # not finite either way: the row is broken
+    tl.store(stats + num_tiles, raw_best)
+    tl.store(stats + 2 * num_tiles, raw_mass)
+    tl.store(tile_best_ids + row * num_tiles + tile, tl.min(tl.where(score == best, token_id, vocab_size)))
+
+
+@triton.jit
+def _finite(value):
+    return tl.where(tl.abs(value) < float("inf"), value, 0.0)
+
+
+@triton.jit
+def _mass(distance):
+    return tl.exp2(distance * -1.4426950408889634)
 
 
 @triton.jit
@@ -321,7 +337,8 @@ def _row_kernel(
     tile_stats,
     tile_best_ids,
     group_best,
-    scratch,
+    distances,
+    candidates,
     temperature,
     top_k,
     top_p,
@@ -335,14 +352,12 @@ def _row_kernel(
     vocab_size,
     num_tiles,
     num_groups,
-    num_wide,
     SAMPLE: tl.constexpr,
     GREEDY_BELOW: tl.constexpr,
-    WIDE: tl.constexpr,
+    TILE: tl.constexpr,
     CANDIDATES: tl.constexpr,
     BLOCK_TILES: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
-    BLOCK_WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -361,72 +376,138 @@ def _row_kernel(
     if SAMPLE:
         warmth = tl.load(temperature + row)
         if finite & (warmth >= GREEDY_BELOW):
-            worst = tl.min(tl.load(stats + 3 * num_tiles, mask=in_row, other=float("inf")))
-            source = scores + row * scores_stride
-            candidates = scratch + row * (CANDIDATES + num_wide)
-            limit = _limit(
-                source,
+            tile_mass = tl.load(stats + 3 * num_tiles, mask=in_row, other=0) * _mass((best - tile_best) / warmth)
+            token_id = _draw(
+                scores + row * scores_stride,
                 best,
                 1 / warmth,
-                (best - worst) / warmth,
                 vocab_size,
+                tile_mass,
+                stats + 3 * num_tiles,
                 group_best + row * num_groups,
                 num_groups,
-                candidates,
+                distances + row * CANDIDATES,
+                candidates + row * CANDIDATES,
                 tl.load(top_k + row),
                 tl.load(top_p + row),
                 tl.load(min_p + row),
-                WIDE,
+                uniform(tl.load(seeds + row), tl.load(positions + row)),
+                TILE,
                 CANDIDATES,
                 BLOCK_GROUPS,
-            )
-            draw = uniform(tl.load(seeds + row), tl.load(positions + row))
-            token_id = _first_above(
-                source, best, 1 / warmth, limit, draw, vocab_size, candidates + CANDIDATES, num_wide, WIDE, BLOCK_WIDE
             )
     chosen = tl.load(logits + row * logits_stride + tl.where(finite, token_id, 0)).to(tl.float32)
     finite = finite & (chosen > float("-inf"))
     base = tl.where(finite, raw_best, 0.0)
     raw_mass = tl.sum(tl.where(finite, raw_tile_mass * tl.exp(raw_tile_best - base), 1.0))
-    tl.store(token_ids + row, tl.where(finite, token_id, -1))
     logprob = tl.where(finite, chosen, 0.0) - base - tl.log(raw_mass)
+    tl.store(token_ids + row, tl.where(finite, token_id, -1))
     tl.store(logprobs + row, tl.where(finite, logprob, 0.0))
 
 
 @triton.jit
-def _limit(
+def _draw(
     source,
     best,
     inverse_temperature,
-    widest,
     vocab_size,
+    tile_mass,
+    tile_mass_out,
     group_best,
     num_groups,
+    distances,
     candidates,
     k,
     p,
     smallest_p,
-    WIDE: tl.constexpr,
+    draw,
+    TILE: tl.constexpr,
     CANDIDATES: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """Find the largest distance from the best that top-k, top-p and min-p all keep."""
-    limit = widest
-    if (k > 0) & (k < vocab_size):
-        upper = _kth_group(group_best, best, inverse_temperature, widest, num_groups, k, BLOCK_GROUPS)
-        limit = _smallest_limit(
-            source, best, inverse_temperature, upper, k.to(tl.float32), vocab_size, candidates, False, WIDE, CANDIDATES
+    """Draw one token of a row: from all tokens, from the gathered candidates, or by passes over the row."""
+    k = tl.where((k > 0) & (k < vocab_size), k, 0)
+    mass = tl.sum(tile_mass)
+    if (k == 0) & (p >= 1) & (smallest_p <= 0):
+        token_id = _first_above(source, best, inverse_temperature, float("inf"), draw, vocab_size, tile_mass, TILE)
+    else:
+        upper = tl.full([], float("inf"), tl.float32)
+        if k > 0:
+            upper = _kth_group(group_best, best, inverse_temperature, num_groups, k, BLOCK_GROUPS)
+        if p < 1:
+            # all tokens below (1 - p) · mass / vocab_size weigh less than what may be left out; the best alone weighs 1
+            upper = tl.minimum(upper, tl.log(vocab_size / ((1 - p) * tl.where(k > 0, 1.0, mass))) + 0.001)
+        lower_bound = tl.where(smallest_p > 0, -tl.log(tl.maximum(smallest_p, 1e-30)), float("inf"))
+        if (k == 0) & (p >= 1):
+            upper = lower_bound
+        count = _gather(
+            source, best, inverse_temperature, -1.0, upper, vocab_size, distances, candidates, TILE, CANDIDATES
         )
+        if count <= CANDIDATES:
+            token_id = _draw_candidate(distances, candidates, count, upper, mass, k, p, lower_bound, draw, CANDIDATES)
+        else:
+            limit = upper
+            if k > 0:
+                limit = _smallest_limit(
+                    source,
+                    best,
+                    inverse_temperature,
+                    upper,
+                    k.to(tl.float32),
+                    vocab_size,
+                    distances,
+                    candidates,
+                    False,
+                    TILE,
+                    CANDIDATES,
+                )
+            if p < 1:
+                _, mass = _weigh(source, best, inverse_temperature, limit, vocab_size, TILE)
+                upper = tl.minimum(limit, tl.log(vocab_size / ((1 - p) * mass)) + 0.001)
+                limit = _smallest_limit(
+                    source,
+                    best,
+                    inverse_temperature,
+                    upper,
+                    p * mass,
+                    vocab_size,
+                    distances,
+                    candidates,
+                    True,
+                    TILE,
+                    CANDIDATES,
+                )
+            limit = tl.minimum(limit, lower_bound)
+            kept_mass = _mass_of_tiles(
+                source, best, inverse_temperature, limit, vocab_size, tile_mass_out, tile_mass.shape[0], TILE
+            )
+            token_id = _first_above(source, best, inverse_temperature, limit, draw, vocab_size, kept_mass, TILE)
+    return token_id
+
+
+@triton.jit
+def _draw_candidate(distances, candidates, count, upper, mass, k, p, lower_bound, draw, CANDIDATES: tl.constexpr):
+    """Draw from all tokens that may be kept, held in registers."""
+    index = tl.arange(0, CANDIDATES)
+    distance = tl.load(distances + index, mask=index < count, other=float("inf"))
+    limit = upper
+    if k > 0:
+        limit = _bisect(distance, (index < count).to(tl.float32), k.to(tl.float32), -1.0, limit)
+        mass = tl.sum(tl.where(distance <= limit, _mass(distance), 0.0))
     if p < 1:
-        _, mass = _weigh(source, best, inverse_temperature, limit, vocab_size, WIDE)
-        # all tokens of less than (1 - p) · mass / vocab_size together weigh less than what may be left out
-        upper = tl.minimum(limit, tl.log(vocab_size / ((1 - p) * mass)) + 0.001)
-        limit = _smallest_limit(
-            source, best, inverse_temperature, upper, p * mass, vocab_size, candidates, True, WIDE, CANDIDATES
-        )
-    if smallest_p > 0:
-        limit = tl.minimum(limit, -tl.log(smallest_p))
-    return limit
+        limit = _bisect(distance, _mass(distance), p * mass, -1.0, limit)
+    limit = tl.minimum(limit, lower_bound)
+    kept = tl.where(distance <= limit, _mass(distance), 0.0)
+    return tl.load(candidates + _index_above(kept, draw * tl.sum(kept)))
+
+
+@triton.jit
+def _index_above(mass, target):
+    """Find the first index at which the running sum of ``mass`` exceeds ``target``, the last with mass if none does."""
+    index = tl.arange(0, mass.shape[0])
+    above = (tl.cumsum(mass) > target) & (mass > 0)
+    last = tl.max(tl.where(mass > 0, index, 0))
+    return tl.minimum(tl.min(tl.where(above, index, mass.shape[0])), last)
 
 
 @triton.jit
@@ -437,32 +518,84 @@ def _distance(source, best, inverse_temperature, token_id, vocab_size):
 
 
 @triton.jit
-def _mass(distance):
-    return tl.exp2(distance * -1.4426950408889634)
+def _first_above(source, best, inverse_temperature, limit, draw, vocab_size, tile_mass, TILE: tl.constexpr):
+    """Find the token at which the mass within ``limit``, in order of ids, exceeds ``draw`` times all of it."""
+    target = draw * tl.sum(tile_mass)
+    tile = _index_above(tile_mass, target)
+    before = tl.sum(tl.where(tl.arange(0, tile_mass.shape[0]) < tile, tile_mass, 0.0))
+    distance = _distance(source, best, inverse_temperature, tile * TILE + tl.arange(0, TILE), vocab_size)
+    return tile * TILE + _index_above(tl.where(distance <= limit, _mass(distance), 0.0), target - before)
 
 
 @triton.jit
-def _weigh(source, best, inverse_temperature, limit, vocab_size, WIDE: tl.constexpr):
+def _kth_group(group_best, best, inverse_temperature, num_groups, k, BLOCK_GROUPS: tl.constexpr):
+    """Bound the k-th smallest distance from above by the k-th smallest of the groups' smallest."""
+    group = tl.arange(0, BLOCK_GROUPS)
+    distance = _distance(group_best, best, inverse_temperature, group, num_groups)
+    return _bisect(distance, (group < num_groups).to(tl.float32), k.to(tl.float32), -1.0, float("inf"))
+
+
+@triton.jit
+def _gather(
+    source,
+    best,
+    inverse_temperature,
+    low,
+    high,
+    vocab_size,
+    distances,
+    candidates,
+    TILE: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+):
+    """Write the tokens whose distances lie in (low, high] side by side, as many as fit; count them all."""
+    count = 0
+    for start in tl.range(0, vocab_size, TILE, num_stages=3):
+        token_id = start + tl.arange(0, TILE)
+        distance = _distance(source, best, inverse_temperature, token_id, vocab_size)
+        chosen = ((low < distance) & (distance <= high) & (token_id < vocab_size)).to(tl.int32)
+        place = count + tl.cumsum(chosen) - 1
+        fits = (chosen > 0) & (place < CANDIDATES)
+        tl.store(distances + place, distance, mask=fits)
+        tl.store(candidates + place, token_id, mask=fits)
+        count += tl.sum(chosen)
+    tl.debug_barrier()  # the program's other threads read them
+    return count
+
+
+@triton.jit
+def _weigh(source, best, inverse_temperature, limit, vocab_size, TILE: tl.constexpr):
     """Count and weigh the tokens within ``limit``."""
-    count = tl.zeros([WIDE], tl.int32)
-    mass = tl.zeros([WIDE], tl.float32)
-    for start in range(0, vocab_size, WIDE):
-        distance = _distance(source, best, inverse_temperature, start + tl.arange(0, WIDE), vocab_size)
-        kept = distance <= limit
+    count = tl.zeros([TILE], tl.int32)
+    mass = tl.zeros([TILE], tl.float32)
+    for start in tl.range(0, vocab_size, TILE, num_stages=3):
+        token_id = start + tl.arange(0, TILE)
+        distance = _distance(source, best, inverse_temperature, token_id, vocab_size)
+        kept = (distance <= limit) & (token_id < vocab_size)
         count += kept.to(tl.int32)
         mass += tl.where(kept, _mass(distance), 0.0)
     return tl.sum(count), tl.sum(mass)
 
 
 @triton.jit
-def _kth_group(group_best, best, inverse_temperature, widest, num_groups, k, BLOCK_GROUPS: tl.constexpr):
-    """Bound the k-th smallest distance from above by the k-th smallest of the groups' smallest."""
-    group = tl.arange(0, BLOCK_GROUPS)
-    distance = _distance(group_best, best, inverse_temperature, group, num_groups)
-    weight = (group < num_groups).to(tl.float32)
-    nothing = tl.full([], -1, tl.int32)
-    bound = _bisect(distance, weight, k.to(tl.float32), nothing, widest.to(tl.int32, bitcast=True))
-    return tl.where(k <= num_groups, bound, widest)
+def _mass_of_tiles(
+    source,
+    best,
+    inverse_temperature,
+    limit,
+    vocab_size,
+    tile_mass,
+    BLOCK_TILES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Weigh the tokens within ``limit`` tile by tile; ``tile_mass`` points to room for [BLOCK_TILES] masses."""
+    for start in tl.range(0, vocab_size, TILE, num_stages=3):
+        distance = _distance(source, best, inverse_temperature, start + tl.arange(0, TILE), vocab_size)
+        mass = tl.sum(tl.where(distance <= limit, _mass(distance), 0.0))
+        tile = tl.arange(0, BLOCK_TILES)
+        tl.store(tile_mass, mass, mask=tile == start // TILE)
+    tl.debug_barrier()
+    return tl.load(tile_mass, mask=tl.arange(0, BLOCK_TILES) * TILE < vocab_size, other=0)
 
 
 @triton.jit
@@ -473,9 +606,10 @@ def _smallest_limit(
     upper,
     target,
     vocab_size,
+    distances,
     candidates,
     BY_MASS: tl.constexpr,
-    WIDE: tl.constexpr,
+    TILE: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
     """Find the smallest distance at which the weight within it reaches ``target``; ``upper`` when none does.
@@ -485,11 +619,12 @@ def _smallest_limit(
     low = tl.full([], -1.0, tl.float32)
     count_low = 0
     weight_low = 0.0
-    high = upper
-    count_high, mass_high = _weigh(source, best, inverse_temperature, high, vocab_size, WIDE)
+    # an infinite upper bound cannot be halved; float32 distances beyond 1e30 belong to logits nobody keeps
+    high = tl.minimum(upper, 1e30)
+    count_high, _ = _weigh(source, best, inverse_temperature, high, vocab_size, TILE)
     middle = 0.5 * (low + high)
     while (count_high - count_low > CANDIDATES) & (low < middle) & (middle < high):
-        count, mass = _weigh(source, best, inverse_temperature, middle, vocab_size, WIDE)
+        count, mass = _weigh(source, best, inverse_temperature, middle, vocab_size, TILE)
         weight = mass if BY_MASS else count.to(tl.float32)
         enough = weight >= target
         high = tl.where(enough, middle, high)
@@ -499,71 +634,28 @@ def _smallest_limit(
         weight_low = tl.where(enough, weight_low, weight)
         middle = 0.5 * (low + high)
     if count_high - count_low <= CANDIDATES:  # else they are all equally far
-        _gather(source, best, inverse_temperature, low, high, vocab_size, candidates, WIDE)
+        count = _gather(
+            source, best, inverse_temperature, low, high, vocab_size, distances, candidates, TILE, CANDIDATES
+        )
         index = tl.arange(0, CANDIDATES)
-        found = index < count_high - count_low
-        distance = tl.load(candidates + index, mask=found, other=float("inf"))
-        weight = tl.where(found, _mass(distance) if BY_MASS else 1.0, 0.0)
-        low_bits = tl.where(low < 0, -1, low.to(tl.int32, bitcast=True))
-        high = _bisect(distance, weight, target - weight_low, low_bits, high.to(tl.int32, bitcast=True))
+        distance = tl.load(distances + index, mask=index < count, other=float("inf"))
+        weight = _mass(distance) if BY_MASS else (index < count).to(tl.float32)
+        high = _bisect(distance, weight, target - weight_low, low, high)
     return high
 
 
 @triton.jit
-def _gather(source, best, inverse_temperature, low, high, vocab_size, candidates, WIDE: tl.constexpr):
-    """Write the distances in (low, high] side by side."""
-    written = 0
-    for start in range(0, vocab_size, WIDE):
-        distance = _distance(source, best, inverse_temperature, start + tl.arange(0, WIDE), vocab_size)
-        chosen = ((low < distance) & (distance <= high)).to(tl.int32)
-        tl.store(candidates + written + tl.cumsum(chosen) - 1, distance, mask=chosen > 0)
-        written += tl.sum(chosen)
-    tl.debug_barrier()  # the program's other threads read them
-
-
-@triton.jit
-def _bisect(distance, weight, target, low_bits, high_bits):
+def _bisect(distance, weight, target, low, high):
     """Find the smallest of ``distance`` in (low, high] within which the weight reaches ``target``; high when none does.
 
-    The bounds come as bits: floats from 0 up are ordered as their bits are. -1 lies below all of them.
+    Floats from 0 up are ordered as their bits are; ``low`` may also be -1, below all of them.
     """
     bits = distance.to(tl.int32, bitcast=True)
+    low_bits = tl.where(low < 0, -1, (low + tl.zeros([], tl.float32)).to(tl.int32, bitcast=True))
+    high_bits = (high + tl.zeros([], tl.float32)).to(tl.int32, bitcast=True)
     while high_bits - low_bits > 1:
         middle = low_bits + (high_bits - low_bits) // 2
         enough = tl.sum(tl.where(bits <= middle, weight, 0.0)) >= target
         high_bits = tl.where(enough, middle, high_bits)
         low_bits = tl.where(enough, low_bits, middle)
     return high_bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _first_above(
-    source,
-    best,
-    inverse_temperature,
-    limit,
-    draw,
-    vocab_size,
-    tile_mass,
-    num_wide,
-    WIDE: tl.constexpr,
-    BLOCK_WIDE: tl.constexpr,
-):
-    """Walk the kept tokens in order of ids to the first at which their mass exceeds ``draw`` times all of it."""
-    for tile in range(0, num_wide):
-        distance = _distance(source, best, inverse_temperature, tile * WIDE + tl.arange(0, WIDE), vocab_size)
-        tl.store(tile_mass + tile, tl.sum(tl.where(distance <= limit, _mass(distance), 0.0)))
-    tl.debug_barrier()
-    tiles = tl.arange(0, BLOCK_WIDE)
-    mass = tl.load(tile_mass + tiles, mask=tiles < num_wide, other=0)
-    cumulative = tl.cumsum(mass)
-    target = draw * tl.sum(mass)
-    last = tl.max(tl.where(mass > 0, tiles, 0))
-    tile = tl.minimum(tl.min(tl.where((cumulative > target) & (mass > 0), tiles, BLOCK_WIDE)), last)
-    before = tl.sum(tl.where(tiles < tile, mass, 0.0))
-    token_id = tile * WIDE + tl.arange(0, WIDE)
-    distance = _distance(source, best, inverse_temperature, token_id, vocab_size)
-    mass_of_token = tl.where(distance <= limit, _mass(distance), 0.0)
-    above = (before + tl.cumsum(mass_of_token) > target) & (mass_of_token > 0)
-    first = tl.min(tl.where(above, token_id, vocab_size))
-    return tl.where(first < vocab_size, first, tl.max(tl.where(mass_of_token > 0, token_id, 0)))

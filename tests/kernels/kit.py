@@ -6,6 +6,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of ‖out - ref‖ / ‖ref‖
 DTYPES = list(TOLERANCE)
+HEADS = [(9, 3, 64), (32, 8, 64), (32, 8, 128), (7, 1, 80), (2, 2, 256)]  # query heads, kv heads, head_dim
 
 
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:

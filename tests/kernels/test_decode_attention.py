@@ -10,9 +10,7 @@ from lightserve.kernels.decode_attention import (
     decode_attention_reference,
     plan_decode,
 )
-from tests.kernels.kit import DTYPES, assert_close, int32, poisoned, randn, random_slots
-
-HEADS = [(9, 3), (32, 8), (7, 1), (2, 2)]
+from tests.kernels.kit import DTYPES, HEADS, assert_close, int32, poisoned, randn, random_slots
 
 
 def check(seq_lens: list[int], heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
@@ -29,14 +27,19 @@ def check(seq_lens: list[int], heads: tuple[int, int], head_dim: int, dtype: tor
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
-def test_decode_attention_equals_its_reference(heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
-    check([1, 63, 64, 65, 0, 131], heads, head_dim, dtype)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), HEADS)
+def test_decode_attention_equals_its_reference(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    check([1, 63, 64, 65, 0, 131], (num_heads, num_kv_heads), head_dim, dtype)
 
 
-@pytest.mark.parametrize("heads", HEADS)
-def test_the_items_of_a_long_request_are_merged(heads: tuple[int, int]) -> None:
+@pytest.mark.parametrize("heads", [(9, 3), (7, 1), (16, 4)])
+@pytest.mark.parametrize("multiprocessors", [1, 16])
+def test_the_items_of_long_requests_are_merged_inside_the_kernel_and_after_it(
+    multiprocessors: int, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightserve.kernels.decode_attention.num_multiprocessors", lambda device: multiprocessors)
     check([3 * MIN_CHUNK + 1, 7, 2 * MIN_CHUNK], heads, 64, torch.float32)
 
 

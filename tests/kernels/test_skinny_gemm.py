@@ -12,8 +12,8 @@ def operands(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("m", [0, 1, 2, 16, 33, 64])
-@pytest.mark.parametrize("shape", [(1, 1), (97, 131), (192, 576), (576, 1536)])
+@pytest.mark.parametrize("m", [0, 1, 2, 33, 64])
+@pytest.mark.parametrize("shape", [(1, 1), (97, 131), (192, 576)])
 def test_skinny_gemm_equals_its_reference(m: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, weight, bias = operands(m, *shape, dtype)
     out = poisoned(m, shape[0], dtype=dtype)
@@ -21,13 +21,16 @@ def test_skinny_gemm_equals_its_reference(m: int, shape: tuple[int, int], dtype:
     assert_close(skinny_gemm(x, weight, bias), skinny_gemm_reference(x, weight, bias))
 
 
-@pytest.mark.parametrize("split_k", [2, 3, 8])
-@pytest.mark.parametrize("k", [100, 512])
-def test_parts_of_k_are_summed_once_and_again_in_the_next_launch(split_k: int, k: int) -> None:
-    x, weight, bias = operands(5, 70, k, torch.float32)
-    rule = TileRule(block_n=32, block_k=64, split_k=split_k, num_warps=4, num_stages=2)
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("programs", [1, 2, 3, 7, 200])
+def test_shares_that_end_inside_a_row_of_tiles_are_summed_once_and_again_in_the_next_launch(
+    programs: int, swap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightserve.kernels.skinny_gemm.num_multiprocessors", lambda device: 1)
+    x, weight, bias = operands(5, 150, 300, torch.float32)
+    rule = TileRule(block_n=32, block_k=64, programs=programs, num_warps=4, num_stages=2, swap=swap)
     for _ in range(2):
-        out = poisoned(5, 70, dtype=torch.float32)
+        out = poisoned(5, 150, dtype=torch.float32)
         _launch_tiles(x, weight, bias, out, rule)
         assert_close(out, skinny_gemm_reference(x, weight, bias))
 
