@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from lightserve.kernels.prefill_attention import MAX_GATHER_LEN as MAX_COPY_LEN
 from lightserve.model_config import ModelConfig
 from lightserve.model_worker.cuda_graph import GraphShapes, Recorder
 from lightserve.model_worker.cuda_runner import CudaRunner
 from lightserve.model_worker.cuda_step import CudaStep
 from lightserve.model_worker.engine import Engine
+from lightserve.model_worker.forward_batch import HostBatch
 from lightserve.model_worker.kv_cache import KVCache
 from lightserve.model_worker.layers.cuda_backend import CudaBackend
 from lightserve.model_worker.models.llama import LlamaModel
@@ -81,6 +84,28 @@ class CudaBlueprint:
         params = SamplingRows(self.num_rows, config.eos_token_ids)
         return Engine(rows, CudaRunner(step, inputs, rows, params, shapes, recorder))
 
+    def largest_batch(self, num_slots: int) -> HostBatch:
+        """Make the batch that takes the most memory: every row decodes, and chunks fill up the rest.
+
+        The chunks see as many keys as are ever copied for attention. For an engine of ``num_slots`` slots whose Token
+        Table is all zeros.
+        """
+        num_decode = min(self.num_rows, self.max_tokens)
+        num_chunks = min(-(-MAX_COPY_LEN // self.max_req_total_len), self.num_rows, self.max_tokens - num_decode)
+        chunk_lens = _split(min(self.max_tokens - num_decode, num_chunks * self.max_req_total_len), num_chunks)
+        seq_lens = [min(self.max_req_total_len, max(MAX_COPY_LEN // num_chunks, n)) for n in chunk_lens]
+        extend_lens = np.array([1] * num_decode + chunk_lens, dtype=np.int32)
+        num_tokens = int(extend_lens.sum())
+        return HostBatch(
+            num_decode=num_decode,
+            req_rows=np.array([*range(num_decode), *range(num_chunks)], dtype=np.int32),
+            starts=np.array([1] * num_decode + seq_lens, dtype=np.int32) - extend_lens,
+            extend_lens=extend_lens,
+            is_sampled=np.arange(num_decode + num_chunks) < num_decode,
+            token_ids=np.zeros(num_tokens, dtype=np.int32),
+            out_slots=np.arange(num_tokens, dtype=np.int32) % num_slots,
+        )
+
 
 def load_cuda_model(
     config: ModelConfig,
@@ -110,3 +135,8 @@ def load_cuda_model(
         device=device,
     )
     return LlamaModel(config, weights, shard, backend=backend, ranks=ranks)
+
+
+def _split(total: int, num_parts: int) -> list[int]:
+    """Split a number into parts of nearly equal size."""
+    return [total * (i + 1) // num_parts - total * i // num_parts for i in range(num_parts)]

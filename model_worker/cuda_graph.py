@@ -17,7 +17,9 @@ from lightserve.model_worker.step_inputs import ForwardShape, Sampling, TailShap
 
 _MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 _MIXED_CHUNKS = 64
-_EAGER_LEAST = 16  # rows and chunks of a batch without a graph are padded to powers of two: few kernels to compile
+# Rows and chunks of a batch without a graph are padded to powers of two, so that few kernels have to be compiled; the
+# largest kernel serves all sizes above it.
+_EAGER_LEAST, _EAGER_STEP_FROM, _EAGER_STEP = 16, 1024, 256
 
 
 def row_sizes(num_rows: int) -> list[int]:
@@ -45,7 +47,7 @@ class GraphShapes:
         self._rows = row_sizes(num_rows)
         self._tokens = [size for size in _MIXED_TOKENS if size <= max_tokens]
         self.most_rows = self._rows[-1]
-        self.most_tokens = max(max_tokens, self.most_rows)
+        self.most_tokens = max(max_tokens, self.most_rows, _eager_size(num_rows))
         self.largest_forward = ForwardShape(
             self.most_tokens,
             max(_eager_size(num_rows), self.most_rows),
@@ -54,27 +56,31 @@ class GraphShapes:
         )
 
     @property
-    def forward(self) -> Iterable[ForwardShape]:
-        """All forward shapes, the largest first, so that the smaller ones find their memory allocated."""
+    def all(self) -> Iterable[ForwardShape | TailShape]:
+        """All shapes, the largest of each kind first, so that the smaller ones find their memory allocated."""
+        return chain(self._forward, self._tail)
+
+    @property
+    def _forward(self) -> Iterable[ForwardShape]:
         decode = (ForwardShape(rows, rows, 0) for rows in reversed(self._rows))
         mixed = (ForwardShape(tokens, tokens, _MIXED_CHUNKS) for tokens in reversed(self._tokens))
         prefill = (ForwardShape(tokens, 0, _MIXED_CHUNKS) for tokens in reversed(self._tokens))
         return chain(decode, mixed, prefill)
 
     @property
-    def largest_recorded(self) -> list[ForwardShape]:
-        """The forward shapes that between them take the most memory."""
+    def largest(self) -> list[ForwardShape | TailShape]:
+        """The shapes that between them take the most memory."""
         mixed = [ForwardShape(self._tokens[-1], self._tokens[-1], _MIXED_CHUNKS)] if self._tokens else []
-        return [ForwardShape(self.most_rows, self.most_rows, 0), *mixed]
+        tails = [TailShape(self.most_rows, sampling) for sampling in Sampling]
+        return [ForwardShape(self.most_rows, self.most_rows, 0), *mixed, *tails]
 
     @property
     def count(self) -> int:
         """How many shapes are recorded."""
-        return len([*self.forward, *self.tail])
+        return len(list(self.all))
 
     @property
-    def tail(self) -> Iterable[TailShape]:
-        """All tail shapes, the largest first."""
+    def _tail(self) -> Iterable[TailShape]:
         return (TailShape(rows, sampling) for rows in reversed(self._rows) for sampling in reversed(Sampling))
 
     def forward_of(self, batch: HostBatch) -> ForwardShape | None:
@@ -95,9 +101,10 @@ class GraphShapes:
 def eager_shape(batch: HostBatch) -> ForwardShape:
     """Give the shape of a batch that no recorded one fits."""
     chunk_lens, seq_lens = batch.extend_lens[batch.num_decode :], batch.seq_lens[batch.num_decode :]
+    num_decode = _eager_size(batch.num_decode)
     return ForwardShape(
-        batch.num_tokens,
-        _eager_size(batch.num_decode),
+        max(batch.num_tokens, num_decode),  # every decode row that there is room for reads a token's query
+        num_decode,
         _eager_size(batch.num_chunks),
         gather_len(chunk_lens.tolist(), seq_lens.tolist()),
     )
@@ -106,13 +113,14 @@ def eager_shape(batch: HostBatch) -> ForwardShape:
 def eager_shapes(num_rows: int) -> Iterable[ForwardShape]:
     """List small shapes that between them need every kernel that a batch without a graph can need."""
     size = _EAGER_LEAST
-    while size <= _eager_size(num_rows):
-        yield ForwardShape(1, size, size)
-        yield ForwardShape(1, size, size, copy_len=1)
+    while size <= min(_eager_size(num_rows), _EAGER_STEP_FROM):
+        yield ForwardShape(size, size, size)
         size *= 2
 
 
 def _eager_size(num: int) -> int:
+    if num > _EAGER_STEP_FROM:
+        return -(-num // _EAGER_STEP) * _EAGER_STEP
     return max(_EAGER_LEAST, 1 << (num - 1).bit_length()) if num else 0
 
 

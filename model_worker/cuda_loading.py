@@ -2,7 +2,7 @@
 
 import logging
 import time
-from functools import partial
+from itertools import chain
 
 import torch
 
@@ -14,7 +14,6 @@ from lightserve.model_worker.cuda_runner import CudaRunner
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.kv_cache import PoolSize, size_pool, slot_bytes
 from lightserve.model_worker.loading import LoadedEngine, resolve_dtype, sampled_vocab_size
-from lightserve.model_worker.step_inputs import Sampling, TailShape
 from lightserve.model_worker.tensor_parallel import join_ranks
 
 logger = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ def load_cuda_engine(boot: Boot, rank: int) -> LoadedEngine[CudaRunner]:
 def _open(device: torch.device) -> torch.cuda.Stream:
     """Make the GPU and a stream of its own this thread's."""
     # Segments that grow do not fragment: what the largest step needed is then enough for any other.
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     torch.cuda.set_device(device)
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
     torch.cuda.set_stream(stream)
@@ -87,15 +86,11 @@ def _load_blueprint(boot: Boot, rank: int, device: torch.device) -> CudaBlueprin
 
 
 def _try_largest_step(blueprint: CudaBlueprint) -> Engine[CudaRunner]:
-    """Run a step of the largest shape, and every kernel there is, on a small cache and with padding alone.
-
-    Memory and kernels depend on the shape only: lengths are read on the device.
-    """
+    """Run what takes the most memory, and every kernel there is, on a small cache."""
     trial = blueprint.build(_TRIAL_SLOTS, recorder=None)
-    for shape in (blueprint.shapes.largest_forward, *eager_shapes(blueprint.num_rows)):
-        trial.runner.forward(shape)
-    for sampling in Sampling:
-        trial.runner.tail(TailShape(blueprint.shapes.most_rows, sampling))
+    trial.runner.run(0, blueprint.largest_batch(_TRIAL_SLOTS)).result()
+    for shape in chain(eager_shapes(blueprint.num_rows), blueprint.shapes.largest):
+        trial.runner.rehearse(shape)
     return trial
 
 
@@ -104,12 +99,10 @@ def _record_largest(
 ) -> list[Graph]:
     """Record the graphs that take the most memory, which the others will share; set aside what the others add."""
     reserved = torch.cuda.memory_reserved(blueprint.device)
-    shapes, runner = blueprint.shapes, trial.runner
-    graphs: list[Graph] = [recorder.record(partial(runner.forward, shape)) for shape in shapes.largest_recorded]
-    graphs += [recorder.record(partial(runner.tail, TailShape(shapes.most_rows, sampling))) for sampling in Sampling]
+    graphs = [trial.runner.record(shape, recorder) for shape in blueprint.shapes.largest]
     taken = ledger.enter("for graphs")
     shared = torch.cuda.memory_reserved(blueprint.device) - reserved
-    ledger.set_aside("for more graphs", max(0, taken - shared) // len(graphs) * shapes.count)
+    ledger.set_aside("for more graphs", max(0, taken - shared) // len(graphs) * blueprint.shapes.count)
     return graphs
 
 

@@ -1,7 +1,7 @@
 """Runs batches on a GPU: one packed copy there, graphs where they fit, results fetched when they are asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -53,13 +53,7 @@ class CudaRunner:
         self._next_seat = 0
         self._graphs: dict[ForwardShape | TailShape, Graph] = {}
         if recorder is not None:
-            self._record(recorder)
-
-    def _record(self, recorder: Recorder) -> None:
-        for forward_shape in self._shapes.forward:
-            self._graphs[forward_shape] = recorder.record(partial(self.forward, forward_shape))
-        for tail_shape in self._shapes.tail:
-            self._graphs[tail_shape] = recorder.record(partial(self.tail, tail_shape))
+            self._graphs = {shape: self.record(shape, recorder) for shape in shapes.all}
 
     def enter(self, new_reqs: Sequence[NewReq]) -> None:
         """Take over the parameters of requests that enter the batch."""
@@ -100,22 +94,30 @@ class CudaRunner:
             start = inputs.stage_tail(seat.words, batch, tail_shape, self._params, self._rows)
         inputs.copy(seat.pinned_words, start, end)
 
-    def forward(self, shape: ForwardShape) -> None:
-        """Launch the model on what the device's words hold, kernel by kernel."""
-        self._step.forward(shape)
+    def rehearse(self, shape: ForwardShape | TailShape) -> None:
+        """Launch a shape's work, kernel by kernel, on words that are all zero: on empty requests."""
+        self._inputs.clear()
+        if isinstance(shape, ForwardShape):
+            self._step.plan(replace(shape, copy_len=1))
+        self._launch_kernels(shape)
 
-    def tail(self, shape: TailShape) -> None:
-        """Launch the sampling of what the device's words hold, kernel by kernel."""
-        self._step.tail(shape)
+    def record(self, shape: ForwardShape | TailShape, recorder: Recorder) -> Graph:
+        """Record a shape's work."""
+        self._inputs.clear()
+        return recorder.record(partial(self._launch_kernels, shape))
 
     def _launch(self, shape: ForwardShape | TailShape) -> None:
         graph = self._graphs.get(shape)
         if graph is not None:
             graph.replay()
-        elif isinstance(shape, ForwardShape):
-            self.forward(shape)
         else:
-            self.tail(shape)
+            self._launch_kernels(shape)
+
+    def _launch_kernels(self, shape: ForwardShape | TailShape) -> None:
+        if isinstance(shape, ForwardShape):
+            self._step.forward(shape)
+        else:
+            self._step.tail(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ class ReqRows:
 
     Attributes:
         req_to_slots: [num_rows + 1, max_req_total_len] int32, the Token Table: slot of each position. Entries at or
-            beyond a row's length are stale.
+            beyond a row's length are stale, but some slot's.
         next_token: [num_rows + 1] int32, the id sampled last; -1 when that failed.
         seq_lens: [num_rows + 1] int32 on the host, tokens whose K and V the plans so far have placed.
         prompt_lens: [num_rows + 1] int32 on the host.
     """
 
     def __init__(self, num_rows: int, max_req_total_len: int, device: torch.device) -> None:
-        self.req_to_slots = torch.empty(num_rows + 1, max_req_total_len, dtype=torch.int32, device=device)
+        self.req_to_slots = torch.zeros(num_rows + 1, max_req_total_len, dtype=torch.int32, device=device)
         self.next_token = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
         self.seq_lens = np.zeros(num_rows + 1, dtype=np.int32)
         self.prompt_lens = np.zeros(num_rows + 1, dtype=np.int32)
