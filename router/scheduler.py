@@ -64,6 +64,7 @@ class Scheduler:
         clock: Tells the time in seconds.
 
     Attributes:
+        num_steps: Steps planned so far.
         num_pauses: How often a request had to leave the batch for want of slots.
     """
 
@@ -87,7 +88,7 @@ class Scheduler:
         self._cache = PrefixCache(self._slots, admission, is_enabled=limits.has_prefix_cache)
         self._batch = Batch(limits.running_max_req_size, limits.max_slots_per_req)
         self._step_times = StepTimes(limits.max_itl_s, limits.least_prefill_tokens)
-        self._num_steps = 0
+        self.num_steps = 0
         self._planned: deque[PlannedStep] = deque()
         self._last_result_at = 0.0
         self._prefilling: Req | None = None  # its prompt is in part planned; there is never a second one
@@ -100,13 +101,28 @@ class Scheduler:
         """Whether no request is known and no result is awaited."""
         return not self._reqs and not self._planned
 
+    @property
+    def num_running(self) -> int:
+        """Requests in the batch."""
+        return len(self._batch)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    @property
+    def used_slots(self) -> int:
+        """Slots that running requests hold."""
+        return self._slots.num_used - self._cache.num_unlocked
+
     def load(self) -> LoadMsg:
         """Tell how full the server is."""
         promised = self._admission.peak()
         return LoadMsg(
-            num_running=len(self._batch),
-            num_waiting=len(self._queue),
-            used_slots=self._slots.num_used - self._cache.num_unlocked,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            used_slots=self.used_slots,
             cached_slots=self._cache.num_unlocked,
             promised_slots=promised,
             dynamic_slots=promised + self._queue.max_slots,
@@ -184,7 +200,7 @@ class Scheduler:
         Raises:
             InvariantError: A request waits for ever.
         """
-        self._admission.begin_step(self._num_steps)
+        self._admission.begin_step(self.num_steps)
         self._fail_overdue()
         self._give_back_fully_planned()
         self._pause_until_all_can_decode()
@@ -196,7 +212,7 @@ class Scheduler:
             self._check_progress()
             return None
         plan = StepPlan(
-            step_id=self._num_steps,
+            step_id=self.num_steps,
             released_rows=pack_int32(self._released_rows),
             new_reqs=new_reqs,
             decode_rows=pack_int32(decode_rows),
@@ -207,7 +223,7 @@ class Scheduler:
         )
         self._expect(PlannedStep.note(plan, self._batch, decode_rows, chunks, self._clock()))
         self._released_rows.clear()
-        self._num_steps += 1
+        self.num_steps += 1
         return plan
 
     def _give_back_fully_planned(self) -> None:
@@ -258,7 +274,7 @@ class Scheduler:
         if self._batch.is_full:
             return None
         for req in self._queue.candidates():
-            match = self._cache.match(req.ids, req.cache_salt, self._num_steps)
+            match = self._cache.match(req.ids, req.cache_salt, self.num_steps)
             if match.pending - match.length >= _MIN_PENDING:
                 continue  # it shares them if it joins one step later
             claim = self._claim(req, len(req.ids) - match.length, budget)
@@ -275,7 +291,7 @@ class Scheduler:
         later_steps = -(-max(0, extend_len - budget) // self._limits.least_prefill_tokens)
         return Claim(
             slots=extend_len,
-            prompt_step=self._num_steps + later_steps,
+            prompt_step=self.num_steps + later_steps,
             num_produced=req.num_produced,
             max_new_tokens=req.max_new_tokens,
             ignores_eos=req.sampling.ignore_eos,
@@ -316,14 +332,14 @@ class Scheduler:
         A prompt that gets ahead of its promise may end early if the pool has room for that; if not, one token is left
         for each step up to the promised one.
         """
-        early_steps = self._admission.claim_of(req.row).prompt_step - self._num_steps
+        early_steps = self._admission.claim_of(req.row).prompt_step - self.num_steps
         if early_steps <= 0 or (rest <= budget and self._may_end_prompt_now(req)):
             return min(rest, budget)
         return min(rest - early_steps, budget)
 
     def _may_end_prompt_now(self, req: Req) -> bool:
         claim = self._admission.claim_of(req.row)
-        self._change_claim(req, replace(claim, prompt_step=self._num_steps))
+        self._change_claim(req, replace(claim, prompt_step=self.num_steps))
         if self._admission.keeps_promise():
             return True
         self._change_claim(req, claim)
@@ -338,7 +354,7 @@ class Scheduler:
         """Let others share a chunk while the request runs, unless what comes before it is the request's own."""
         req = chunk.req
         if req.node is not None and req.node.end == chunk.start:
-            req.node = self._cache.grow(req.node, chunk.ids, chunk.slots, req.row, self._num_steps)
+            req.node = self._cache.grow(req.node, chunk.ids, chunk.slots, req.row, self.num_steps)
 
     # ---- pauses ----
     def _pause_until_all_can_decode(self) -> None:

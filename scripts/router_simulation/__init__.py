@@ -1,0 +1,1 @@
+"""The real router against a modelled worker and a virtual clock."""

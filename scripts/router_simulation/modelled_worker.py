@@ -1,0 +1,122 @@
+"""A model worker that computes nothing and takes its time: how long a step lasts is a formula."""
+
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from lightserve.ipc.messages import StepPlan, StepResult, pack_float32, pack_int32, unpack_int32
+from lightserve.router.arrays import RowArray
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+EOS_ID = 2
+OTHER_ID = 5
+
+
+class StepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a step takes.
+
+    Attributes:
+        note: What the numbers stand for.
+        launch_s: Every step.
+        weights_s: Reading the weights, which hides as much computing.
+        token_s: The matrix products of one token.
+        context_token_s: A decode row's attention to one earlier token.
+        prompt_pair_s: A prompt token's attention to one earlier token.
+    """
+
+    note: str
+    launch_s: float
+    weights_s: float
+    token_s: float
+    context_token_s: float
+    prompt_pair_s: float
+
+    @classmethod
+    def read(cls, path: Path) -> "StepModel":
+        """Read a .json file."""
+        return msgspec.json.decode(path.read_bytes(), type=cls)
+
+    def duration_s(self, num_tokens: int, num_context_tokens: int, num_prompt_pairs: float) -> float:
+        """Tell how long a step takes."""
+        return (
+            self.launch_s
+            + max(self.weights_s, self.token_s * num_tokens)
+            + self.context_token_s * num_context_tokens
+            + self.prompt_pair_s * num_prompt_pairs
+        )
+
+
+class VirtualClock:
+    """The simulation's time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return self.now_s
+
+
+class ModelledWorker:
+    """Runs plans one behind another on the virtual clock, each for its time.
+
+    Args:
+        model: How long that is.
+        clock: Put forward to the time at which a result is there.
+        output_lens: [num_requests] where each request really ends; a request's seed is its number.
+        num_rows: Rows of the batch.
+    """
+
+    def __init__(self, model: StepModel, clock: VirtualClock, output_lens: IntArray, num_rows: int) -> None:
+        self._model = model
+        self._clock = clock
+        self._output_lens = output_lens
+        self._seq_lens = np.zeros(num_rows, dtype=np.int64)  # positions written
+        self._num_ids = np.zeros(num_rows, dtype=np.int64)  # prompt and what has been sampled
+        self._final_lens = np.zeros(num_rows, dtype=np.int64)  # num_ids when the end-of-sequence id is sampled
+        self._free_at_s = 0.0
+        self._pending: StepResult | None = None
+        self._pending_at_s = 0.0
+        self.busy_s = 0.0
+
+    def step(self, plan: StepPlan) -> StepResult | None:
+        """Launch a step; return the result of the one before, as soon as it is there."""
+        duration_s = self._advance(plan)
+        self._free_at_s = max(self._free_at_s, self._clock.now_s) + duration_s
+        self.busy_s += duration_s
+        result = self.flush()
+        self._pending, self._pending_at_s = self._sample(plan), self._free_at_s
+        return result
+
+    def flush(self) -> StepResult | None:
+        """Return the last result, as soon as it is there."""
+        result, self._pending = self._pending, None
+        if result is not None:
+            self._clock.now_s = max(self._clock.now_s, self._pending_at_s)
+        return result
+
+    def _advance(self, plan: StepPlan) -> float:
+        """Take in a plan; return how long it runs."""
+        for new in plan.new_reqs:
+            self._seq_lens[new.req_row] = len(new.cached_slots) // 4
+            self._num_ids[new.req_row] = len(new.ids) // 4
+            self._final_lens[new.req_row] = new.prompt_len + self._output_lens[new.sampling.seed]
+        decode_rows, prefill_rows = unpack_int32(plan.decode_rows), unpack_int32(plan.prefill_rows)
+        self._seq_lens[decode_rows] += 1
+        num_context_tokens = int(self._seq_lens[decode_rows].sum())
+        lens = unpack_int32(plan.prefill_lens).astype(np.int64)
+        num_pairs = float((lens * (unpack_int32(plan.prefill_starts) + lens / 2)).sum())
+        self._seq_lens[prefill_rows] += lens
+        return self._model.duration_s(len(decode_rows) + int(lens.sum()), num_context_tokens, num_pairs)
+
+    def _sample(self, plan: StepPlan) -> StepResult:
+        prefill_rows = unpack_int32(plan.prefill_rows)
+        ending = prefill_rows[self._seq_lens[prefill_rows] == self._num_ids[prefill_rows]]
+        rows: RowArray = np.concatenate([unpack_int32(plan.decode_rows), ending])
+        self._num_ids[rows] += 1
+        token_ids = np.where(self._num_ids[rows] == self._final_lens[rows], EOS_ID, OTHER_ID)
+        return StepResult(plan.step_id, pack_int32(token_ids), pack_float32(np.zeros(len(rows))))

@@ -1,0 +1,112 @@
+"""Run the real router against a modelled worker and a virtual clock.
+
+    python scripts/simulate_router.py --trace uneven.csv --max_total_token_num 60000 --router_policy conservative
+
+Scheduler, slot allocator, admission and prefix cache are those of the server. The trace says when requests come (else
+all come at once, or at --request_rate), how long prompts are, which blocks they share, where each answer really ends.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmark.traces import TraceRow, read_trace
+from router_simulation.clients import Clients, FloatArray
+from router_simulation.modelled_worker import EOS_ID, ModelledWorker, StepModel, VirtualClock
+from router_simulation.simulation import POLICIES, Goal, Simulation, draw_plot
+
+from lightserve.router.limits import Limits
+
+_MODELS = Path(__file__).parent / "router_simulation" / "step_models"
+
+
+def main() -> None:
+    args = _parse()
+    rng = np.random.default_rng(args.seed)
+    rows = _choose_rows(read_trace(args.trace, None), args.num_requests, rng)
+    clock = VirtualClock()
+    clients = Clients(rows, _arrivals(rows, args, rng), clock, args.max_new_tokens, args.max_concurrency)
+    limits = _limits(rows, args)
+    output_lens = np.array([row.output_len for row in rows])
+    worker = ModelledWorker(StepModel.read(args.step_model), clock, output_lens, limits.running_max_req_size)
+    simulation = Simulation(args.router_policy, limits, args.max_overflow_prob, clients, worker, clock)
+    simulation.run(lambda num_ended: print(f"\r{num_ended}/{len(rows)}", end="", file=sys.stderr))
+    report = {
+        "policy": args.router_policy,
+        "trace": args.trace.name,
+        "step_model": args.step_model.stem,
+        **simulation.report(Goal(args.ttft_limit_s, args.tpot_limit_ms / 1000)),
+    }
+    print(file=sys.stderr)
+    print("\n".join(f"{name:26} {_shown(value)}" for name, value in report.items()))
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    if args.plot:
+        draw_plot(simulation, args.max_total_token_num, args.plot)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, required=True, help="a .csv or .jsonl trace")
+    parser.add_argument("--max_total_token_num", type=int, required=True)
+    parser.add_argument("--router_policy", choices=POLICIES, default="conservative")
+    parser.add_argument("--max_new_tokens", type=int, help="what every client asks for; unset: what it gets")
+    parser.add_argument("--num_requests", type=int, help="draw so many from the trace; unset: the trace as it is")
+    parser.add_argument(
+        "--request_rate", type=float, help="Poisson arrivals per second; unset: the trace's, else at once"
+    )
+    parser.add_argument("--speedup", type=float, default=1.0, help="the trace's arrivals come so many times as fast")
+    parser.add_argument("--max_concurrency", type=int, help="most requests open at once")
+    parser.add_argument("--running_max_req_size", type=int, default=1024)
+    parser.add_argument("--chunked_prefill_size", type=int, default=8192)
+    parser.add_argument("--max_overflow_prob", type=float, default=0.02)
+    parser.add_argument("--max_itl_ms", type=float, default=0.0)
+    parser.add_argument("--disable_prefix_cache", action="store_true")
+    parser.add_argument("--step_model", type=Path, default=_MODELS / "h200_llama3_8b.json", help="a .json file")
+    parser.add_argument("--ttft_limit_s", type=float, default=2.0, help="for goodput")
+    parser.add_argument("--tpot_limit_ms", type=float, default=50.0, help="for goodput")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="a picture; needs matplotlib")
+    return parser.parse_args()
+
+
+def _choose_rows(rows: list[TraceRow], num_requests: int | None, rng: np.random.Generator) -> list[TraceRow]:
+    if num_requests is None:
+        return rows
+    return [rows[index] for index in rng.integers(0, len(rows), num_requests).tolist()]
+
+
+def _arrivals(rows: list[TraceRow], args: argparse.Namespace, rng: np.random.Generator) -> FloatArray:
+    if args.request_rate:
+        return np.cumsum(rng.exponential(1 / args.request_rate, len(rows)))
+    if args.num_requests is None and rows[0].timestamp_s is not None:
+        times_s = np.array([row.timestamp_s for row in rows], dtype=np.float64)
+        return np.subtract(times_s, times_s[0]) / args.speedup
+    return np.zeros(len(rows))
+
+
+def _limits(rows: list[TraceRow], args: argparse.Namespace) -> Limits:
+    longest = max(row.prompt_len + max(row.output_len, args.max_new_tokens or 0) for row in rows)
+    return Limits(
+        max_total_token_num=args.max_total_token_num,
+        max_req_total_len=longest,
+        running_max_req_size=args.running_max_req_size,
+        batch_max_tokens=args.chunked_prefill_size + args.running_max_req_size,
+        chunked_prefill_size=args.chunked_prefill_size,
+        max_queued_reqs=len(rows),
+        eos_token_ids=(EOS_ID,),
+        has_prefix_cache=not args.disable_prefix_cache,
+        max_itl_s=args.max_itl_ms / 1000,
+    )
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
