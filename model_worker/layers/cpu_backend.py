@@ -5,7 +5,8 @@ import torch.nn.functional as F
 
 from lightserve.kernels.embedding import embedding_reference
 from lightserve.model_worker.forward_batch import ForwardBatch
-from lightserve.model_worker.layers.attention_cpu import AttentionPlan, AttentionShape, attend, plan_attention
+from lightserve.model_worker.layers.attention_cpu import AttentionPlan, attend, plan_attention
+from lightserve.model_worker.layers.decode_attention_cpu import AttentionShape
 from lightserve.model_worker.layers.linear import Linear, PackedLinear, PlainLinear, can_pack
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
 from lightserve.rope_config import RopeConfig

@@ -60,18 +60,14 @@ class CpuSamplingOps:
         forbid_reference(scores, forbidden_ids)
 
 
-def _with_logprobs(
-    raw: torch.Tensor, best: torch.Tensor, token_ids: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _with_logprobs(raw: torch.Tensor, best: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Add the chosen ids' log-probabilities; -1 and 0 where the row was not finite (its maximum then is not either)."""
     logprobs = raw.log_softmax(-1, dtype=torch.float32).gather(1, token_ids.unsqueeze(1)).squeeze(1)
     broken = ~best.isfinite() | ~logprobs.isfinite()
     return token_ids.masked_fill(broken, -1).int(), logprobs.masked_fill(broken, 0)
 
 
-def _thresholds(
-    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
-) -> torch.Tensor:
+def _thresholds(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
     """[n], the least scaled logit that each row's filters keep; -inf where none is on."""
     thresholds = min_p.log()
     filtered = ((top_k > 0) | (top_p < 1)).nonzero().squeeze(1).tolist()
@@ -90,8 +86,8 @@ def _top_k_top_p_threshold(scaled: torch.Tensor, top_k: int, top_p: float) -> to
         total = candidates.exp().sum()
     else:
         total = scaled.exp().sum()
-        # All tokens below (1 - top_p) / vocab_size of the mass together hold less than 1 - top_p of it. Half of that, so
-        # that no rounding matters.
+        # All tokens below (1 - top_p) / vocab_size of the mass together hold less than 1 - top_p of it. Half of that,
+        # so that no rounding matters.
         candidates = scaled[scaled >= (total * ((1 - top_p) / vocab_size / 2)).log()]
     ordered = candidates.sort(descending=True).values
     if top_p >= 1:
