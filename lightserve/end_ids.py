@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gguf.constants import TokenType
+
 from lightserve.fields import Fields
 from lightserve.gguf_header import GgufHeader
 
@@ -15,7 +17,6 @@ _END_MARKERS = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>"}
     | {"<|endoftext|>", "<|end_of_text|>"}
 )
-_CONTROL_TOKEN = 3  # tokenizer.ggml.token_type
 
 
 def folder_end_ids(folder: Path, config: Fields, vocab_size: int) -> tuple[int, ...]:
@@ -50,7 +51,7 @@ def gguf_end_ids(header: GgufHeader, vocab_size: int) -> tuple[int, ...]:
     kinds = header.metadata.get("tokenizer.ggml.token_type", [])
     if isinstance(tokens, list) and isinstance(kinds, list):
         pairs = enumerate(zip(tokens, kinds, strict=False))
-        ids.update(i for i, (text, kind) in pairs if kind == _CONTROL_TOKEN and text in _END_MARKERS)
+        ids.update(i for i, (text, kind) in pairs if kind == TokenType.CONTROL and text in _END_MARKERS)
     return _within(ids, vocab_size, str(header.path))
 
 

@@ -5,11 +5,11 @@ the file has scores, from which the merges follow).
 """
 
 from collections.abc import Iterator, Mapping
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+from gguf.constants import TokenType
 
 from lightserve.errors import ConfigError
 from lightserve.gguf_header import GgufHeader
@@ -22,15 +22,6 @@ T = TypeVar("T")
 
 _KEY = "tokenizer.ggml."
 _TEMPLATE_KEY = "tokenizer.chat_template"
-
-
-class _TokenType(IntEnum):
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 def export_gguf_tokenizer(gguf: Path, folder: Path) -> None:
@@ -54,8 +45,8 @@ def _tokens(metadata: _Metadata) -> list[tuple[str, int]]:
     """Text and type of every id; [PAD…] tokens that only fill up the embedding table are left off the end."""
     tokens = _list(metadata, "tokens", str)
     has_kinds = _KEY + "token_type" in metadata
-    kinds = _list(metadata, "token_type", int, len(tokens)) if has_kinds else [_TokenType.NORMAL] * len(tokens)
-    num_used = max((i for i, kind in enumerate(kinds) if kind != _TokenType.UNUSED), default=-1) + 1
+    kinds = _list(metadata, "token_type", int, len(tokens)) if has_kinds else [TokenType.NORMAL] * len(tokens)
+    num_used = max((i for i, kind in enumerate(kinds) if kind != TokenType.UNUSED), default=-1) + 1
     return list(zip(tokens[:num_used], kinds[:num_used], strict=True))
 
 
@@ -89,10 +80,10 @@ def _added_tokens(tokens: list[tuple[str, int]]) -> list[_Json]:
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
-            "special": kind != _TokenType.USER_DEFINED,
+            "special": kind != TokenType.USER_DEFINED,
         }
         for token_id, (token, kind) in enumerate(tokens)
-        if kind in (_TokenType.CONTROL, _TokenType.USER_DEFINED, _TokenType.UNKNOWN)
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
     ]
 
 
@@ -125,7 +116,7 @@ def _split(pattern: str) -> _Json:
 
 
 def _sentencepiece(metadata: _Metadata, tokens: list[tuple[str, int]]) -> _Json:
-    unknown = next((token for token, kind in tokens if kind == _TokenType.UNKNOWN), None)
+    unknown = next((token for token, kind in tokens if kind == TokenType.UNKNOWN), None)
     adds_space = bool(metadata.get(_KEY + "add_space_prefix", True))
     prepend = [{"type": "Prepend", "prepend": "▁"}] if adds_space else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if adds_space else []
@@ -144,7 +135,7 @@ def _sentencepiece(metadata: _Metadata, tokens: list[tuple[str, int]]) -> _Json:
 
 def _merges_from_scores(tokens: list[tuple[str, int]], scores: list[float]) -> Iterator[tuple[str, str]]:
     """Yield every split of every piece, best score first: SentencePiece joins the neighbours that score best."""
-    pieces = {token: i for i, (token, kind) in enumerate(tokens) if kind == _TokenType.NORMAL}
+    pieces = {token: i for i, (token, kind) in enumerate(tokens) if kind == TokenType.NORMAL}
     for piece in sorted(pieces, key=lambda piece: -scores[pieces[piece]]):
         splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
         known = [(left, right) for left, right in splits if left in pieces and right in pieces]
