@@ -46,7 +46,7 @@ class Tokenizer:
         special_tokens: ``bos_token``, ``eos_token``, ``unk_token`` and ``pad_token`` as text, those that are named.
         special_ids: Ids of tokens that are not text but marks, such as the end of a turn.
         chat_template: Jinja source of the usual chat template, if the model has one.
-        bytes_table: [vocab_size], the bytes that each id adds to a text.
+        bytes_table: [vocab_size], the bytes that each id adds to a text: maybe part of a character, maybe none.
         strips_first_space: A whole text loses one leading space, which encoding had put there; a continuation keeps it.
     """
 
@@ -105,10 +105,6 @@ class Tokenizer:
     def special_id_of(self) -> Mapping[str, int]:
         """Ids of the special tokens by their text."""
         return {token.content: token_id for token_id, token in self._specials.items()}
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return what ``token_id`` in [0, vocab_size) adds to a text: maybe part of a character, maybe nothing."""
-        return self.bytes_table[token_id]
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encode a text; special tokens written in it become their ids.

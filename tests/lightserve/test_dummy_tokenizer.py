@@ -26,7 +26,7 @@ def make(config: ModelConfig, folder: Path) -> Tokenizer:
 def test_every_id_has_text_of_its_own(tmp_path: Path) -> None:
     tokenizer = make(config_of(13_000), tmp_path)
     assert tokenizer.vocab_size == 13_000
-    texts = {tokenizer.token_bytes(token_id) for token_id in range(13_000)}
+    texts = {tokenizer.bytes_table[token_id] for token_id in range(13_000)}
     assert len(texts) == 13_000
     assert b"" not in texts
 

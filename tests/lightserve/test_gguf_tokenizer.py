@@ -78,7 +78,7 @@ def export(folder: Path, keys: dict[str, Any]) -> Tokenizer:
 
 
 def pieces_of(tokenizer: Tokenizer, text: str) -> list[bytes]:
-    return [tokenizer.token_bytes(i) for i in tokenizer.encode(text, add_special_tokens=False)]
+    return [tokenizer.bytes_table[i] for i in tokenizer.encode(text, add_special_tokens=False)]
 
 
 # ---- byte-level ----

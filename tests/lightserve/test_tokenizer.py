@@ -96,13 +96,13 @@ def test_special_tokens_are_left_out_on_demand(byte_level: Tokenizer) -> None:
 
 def test_bytes_of_ids_are_exact_within_characters(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("你好", add_special_tokens=False)
-    pieces = [byte_level.token_bytes(token_id) for token_id in ids]
+    pieces = [byte_level.bytes_table[token_id] for token_id in ids]
     assert b"".join(pieces) == "你好".encode()
     assert b"\xe4\xbd" in pieces
 
 
 def test_byte_tokens_of_a_sentencepiece_vocabulary_are_bytes(sentencepiece: Tokenizer) -> None:
-    assert [sentencepiece.token_bytes(3 + byte) for byte in (0x00, 0x41, 0xFF)] == [b"\x00", b"A", b"\xff"]
+    assert [sentencepiece.bytes_table[3 + byte] for byte in (0x00, 0x41, 0xFF)] == [b"\x00", b"A", b"\xff"]
 
 
 def test_only_one_leading_space_of_a_whole_text_is_stripped(sentencepiece: Tokenizer) -> None:
@@ -125,7 +125,7 @@ def test_ids_without_text_are_the_clients_mistake(byte_level: Tokenizer, token_i
 
 def test_vocab_size_counts_the_ids_that_have_text(byte_level: Tokenizer) -> None:
     assert byte_level.vocab_size == len(byte_level.bytes_table)
-    assert byte_level.token_bytes(byte_level.vocab_size - 1) == "ñu".encode()
+    assert byte_level.bytes_table[byte_level.vocab_size - 1] == "ñu".encode()
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "\udfff"])
@@ -265,7 +265,7 @@ def test_a_metaspace_decoder_is_of_the_sentencepiece_family(tmp_path: Path) -> N
     tokenizer = Tokenizer.load(folder)
     ids = tokenizer.encode("red green", add_special_tokens=False)
     assert tokenizer.decode(ids, skip_special_tokens=True) == "red green"
-    assert tokenizer.token_bytes(ids[0]) == b" red"
+    assert tokenizer.bytes_table[ids[0]] == b" red"
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff\xfe"])
