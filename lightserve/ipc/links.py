@@ -63,10 +63,6 @@ class Inbox(Generic[Msg]):
         """Receive all that has arrived, in order, without waiting."""
         return _drain(self.socket, self._decoder)
 
-    def fileno(self) -> int:
-        """File descriptor for a poller; edge-triggered, as ZeroMQ's are: drain after every wake-up."""
-        return int(self.socket.fileno())
-
     def close(self) -> None:
         """Stop receiving."""
         self.socket.close()
