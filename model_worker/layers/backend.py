@@ -1,6 +1,6 @@
 """The seam between the model and the machine: every operation the model uses, implemented once per kind of device.
 
-The model and the engine know this protocol only; ``choose_backend`` picks an implementation once, at start.
+The model knows this protocol only; the loading of each kind of engine picks its implementation once, at start.
 """
 
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Penalties and forbidden ids against their references, and against the rule itself (CASES E8)."""
+"""Penalties and forbidden ids against their references, and against the rule itself."""
 
 import pytest
 import torch

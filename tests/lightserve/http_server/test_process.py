@@ -18,6 +18,7 @@ from lightserve.boot import Boot, write_boot
 from lightserve.config import ServerConfig
 from lightserve.ipc.links import Inbox, Outbox
 from lightserve.ipc.messages import (
+    HTTP_INDEX_SHIFT,
     AbortMsg,
     DownMsg,
     DrainMsg,
@@ -77,7 +78,7 @@ class Parent:
 
     def say(self, req_id: int, text: str, finish_reason: str | None = None) -> None:
         event = TextEvent(req_id, text, pack_int32([1]), pack_float32([0.0]), finish_reason)
-        self.servers[req_id >> 48].send(TextMsg([event]))
+        self.servers[req_id >> HTTP_INDEX_SHIFT].send(TextMsg([event]))
 
     def exit_codes(self) -> list[int]:
         return [child.wait(10) for child in self.children]
@@ -211,7 +212,7 @@ def test_several_processes_share_the_port_and_the_metrics(two_servers: Parent) -
     for number in range(1, 200):
         call = Call(parent.url, "/generate")
         request = parent.next_request()
-        asked.add(request.req_id >> 48)
+        asked.add(request.req_id >> HTTP_INDEX_SHIFT)
         parent.say(request.req_id, "a", "stop")
         call.join()
         assert call.status == 200
