@@ -9,6 +9,7 @@ import torch
 from lightserve.errors import ConfigError
 from lightserve.model_config import ModelConfig
 from lightserve.model_worker.host import free_host_bytes
+from lightserve.model_worker.kv_cache import GIB
 from lightserve.model_worker.weights.dummy import fill_dummy
 from lightserve.model_worker.weights.gguf_file import GgufFile
 from lightserve.model_worker.weights.layout import Piece, allocate, pieces_of
@@ -25,7 +26,6 @@ _BLOCK_ELEMENTS = 1 << 22  # 8 MiB of bfloat16: long enough for the bus, short e
 _LAYER_PREFIXES = ("model.layers.", "blk.")
 _KNOWN_UNUSED = ("lm_head.weight", "rope_freqs.weight")  # a tied head saved twice; read with the configuration
 _SHOWN_NAMES = 5
-_GIB = 1 << 30
 
 
 def load_weights(
@@ -72,8 +72,8 @@ def _check_memory(config: ModelConfig, num_bytes: int) -> None:
     free_bytes = free_host_bytes()
     if num_bytes > free_bytes:
         raise ConfigError(
-            f"--model_dir {config.weights_path}: its weights take {num_bytes / _GIB:.1f} GiB, and "
-            f"{free_bytes / _GIB:.1f} GiB of memory are free"
+            f"--model_dir {config.weights_path}: its weights take {num_bytes / GIB:.1f} GiB, and "
+            f"{free_bytes / GIB:.1f} GiB of memory are free"
         )
 
 
