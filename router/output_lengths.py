@@ -31,8 +31,8 @@ class OutputLengths:
         self._is_natural[place] = is_natural
         self.num_seen += 1
 
-    def log_survival(self, running: IntArray) -> FloatArray:
-        """Estimate log P(L > l), the chance that an answer is longer than l.
+    def survival(self, running: IntArray) -> FloatArray:
+        """Estimate P(L > l), the chance that an answer is longer than l.
 
         Args:
             running: [num_running], lengths that those who run have reached.
@@ -47,5 +47,5 @@ class OutputLengths:
         counts = np.bincount(np.concatenate([ended, running]), minlength=longest + 1)
         at_risk = counts[::-1].cumsum()[::-1]  # with length >= l
         ends = np.bincount(ended[is_natural], minlength=longest + 1)
-        survival: FloatArray = np.log1p(-ends / (at_risk + 1)).cumsum()
+        survival: FloatArray = (1 - ends / (at_risk + 1)).cumprod()
         return survival

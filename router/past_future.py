@@ -31,7 +31,7 @@ _RELEARN_EVERY = 20  # ends
 _TIMES_PER_OCTAVE = 4
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Demand:
     """What some requests need, at each time of the grid.
 
@@ -39,13 +39,19 @@ class _Demand:
         mean: [num_times] slots.
         variance: [num_times] slots².
         most: [num_times] slots, if all produce as much as they may.
-        survival: [num_reqs, num_times], the chance that a request still runs.
     """
 
     mean: FloatArray
     variance: FloatArray
     most: FloatArray
-    survival: FloatArray
+
+    def plus(self, other: "_Demand") -> "_Demand":
+        """Add an independent demand."""
+        return _Demand(self.mean + other.mean, self.variance + other.variance, self.most + other.most)
+
+    def plus_certain(self, num_slots: FloatArray | int) -> "_Demand":
+        """Add what is needed in any case, at all times or at each, [num_times]."""
+        return _Demand(self.mean + num_slots, self.variance, self.most + num_slots)
 
     def bound(self, z: float) -> float:
         """Tell what is exceeded at no time but with the chance that ``z`` stands for."""
@@ -71,7 +77,7 @@ class PastFutureAdmission(Admission):
         grid = _time_grid(max_len)
         self._times, self._next_times = grid[:-1], grid[1:]
         self._lengths = OutputLengths(_WINDOW)
-        self._log_survival: FloatArray = np.zeros(1)
+        self._survival: FloatArray = np.ones(1)
         self._num_learnt = 0
         self._step = 0
         self._is_running = np.zeros(max_rows, dtype=np.bool_)
@@ -81,8 +87,8 @@ class PastFutureAdmission(Admission):
         self._produced_before = np.zeros(max_rows, dtype=np.int64)
         self._is_certain = np.zeros(max_rows, dtype=np.bool_)
         self._num_shared = 0
-        self._demand: _Demand | None = None  # of ``_rows``, at this step
-        self._rows: IntArray = np.zeros(0, dtype=np.int64)
+        self._demand: _Demand | None = None  # of those who run, at this step
+        self._candidate: tuple[Claim, _Demand] | None = None  # the last one asked about, and the demand with it
 
     def begin_step(self, step: int) -> None:
         """Start a step."""
@@ -91,13 +97,13 @@ class PastFutureAdmission(Admission):
 
     def fits(self, claim: Claim, shared: Iterable[tuple[int, int]] = ()) -> bool:
         """Tell whether the pool overflows with at most the given chance if a request joins now."""
-        running = self._running_demand()
-        num_slots, kept_alive = claim.slots, np.zeros(len(self._times))
+        num_slots = claim.slots
+        demand = self._running_demand()
         for payer, num_shared in shared:
             if payer == NOBODY:
                 num_slots += num_shared
             elif payer != _EVERYBODY:
-                kept_alive += num_shared * (1 - running.survival[self._rows.searchsorted(payer)])
+                demand = demand.plus_certain(num_shared * (1 - self._survival_of(payer)))
         joining = self._demand_of(
             held=np.array([num_slots - 1 - (claim.prompt_step - self._step)]),
             steps_left=np.array([claim.end - self._step]),
@@ -105,13 +111,9 @@ class PastFutureAdmission(Admission):
             produced_before=np.array([claim.num_produced]),
             is_certain=np.array([claim.ignores_eos]),
         )
-        together = _Demand(
-            running.mean + joining.mean + kept_alive,
-            running.variance + joining.variance,
-            running.most + joining.most + kept_alive,
-            joining.survival,
-        )
-        return together.bound(self._z) <= self._max_total_token_num
+        demand = demand.plus(joining)
+        self._candidate = claim, demand
+        return demand.bound(self._z) <= self._max_total_token_num
 
     def peak(self) -> int:
         """Tell the bound for those who run."""
@@ -125,6 +127,8 @@ class PastFutureAdmission(Admission):
         self._produced_before[row] = claim.num_produced
         self._bases[row] = claim.base
         self._count(row, claim)
+        if self._candidate is not None and self._candidate[0] is claim:
+            self._demand = self._candidate[1]  # with what it is about to share
 
     def remove(self, row: int) -> None:
         """Count a request no longer."""
@@ -153,6 +157,7 @@ class PastFutureAdmission(Admission):
         """Let the last sharer pay alone."""
         new_payer = _EVERYBODY if len(sharers) > 1 else next(iter(sharers), NOBODY)
         self._move(num_slots, payer, new_payer)
+        self._demand = None
         return new_payer
 
     def _move(self, num_slots: int, payer: int, new_payer: int) -> None:
@@ -163,7 +168,6 @@ class PastFutureAdmission(Admission):
                 self._num_shared += change
             elif account != NOBODY:
                 self._bases[account] += change
-        self._demand = None
 
     def _count(self, row: int, claim: Claim) -> None:
         self._ends[row] = claim.end
@@ -173,7 +177,7 @@ class PastFutureAdmission(Admission):
     # ---- demand ----
     def _running_demand(self) -> _Demand:
         if self._demand is None:
-            rows = self._rows = np.flatnonzero(self._is_running)
+            rows = np.flatnonzero(self._is_running)
             self._learn(rows)
             self._demand = self._demand_of(
                 held=self._bases[rows] + self._step,
@@ -181,9 +185,7 @@ class PastFutureAdmission(Admission):
                 produced=self._step - self._births[rows],
                 produced_before=self._produced_before[rows],
                 is_certain=self._is_certain[rows],
-            )
-            self._demand.mean += self._num_shared
-            self._demand.most += self._num_shared
+            ).plus_certain(self._num_shared)
         return self._demand
 
     def _demand_of(
@@ -203,31 +205,54 @@ class PastFutureAdmission(Admission):
             produced_before: Tokens of earlier stays.
             is_certain: It will not end before it must.
         """
-        times = self._times  # [num_times]
-        known = np.maximum(produced - 1, produced_before)
-        reached = np.maximum((produced - 1)[:, None] + times, known[:, None])  # [num_reqs, num_times]
-        log_survival = self._log_survival
-        last = len(log_survival) - 1
-        survival = np.exp(log_survival[np.minimum(reached, last)] - log_survival[np.minimum(known, last)][:, None])
-        survival[is_certain] = 1.0
-        may_run = times < steps_left[:, None]
-        survival *= may_run
+        count = int(self._times.searchsorted(steps_left.max(initial=0)))  # later, nobody is left
+        survival = self._survival_at(self._times[:count], steps_left, produced, produced_before, is_certain)
         # Until the next time of the grid they grow on, as long as they may.
-        growth = np.minimum(self._next_times, steps_left[:, None])
-        needed = (held[:, None] + growth).astype(np.float64)
+        needed = np.minimum(self._next_times[:count], steps_left[:, None]).astype(np.float32)
+        needed += held[:, None].astype(np.float32)
         in_mean = needed * survival
-        return _Demand(
-            in_mean.sum(axis=0),
-            (in_mean * needed * (1 - survival)).sum(axis=0),
-            (needed * may_run).sum(axis=0),
-            survival,
+        demand = np.zeros((3, len(self._times)))
+        in_mean.sum(axis=0, out=demand[0, :count])
+        np.einsum("it,it,it->t", in_mean, needed, 1 - survival, out=demand[1, :count], casting="unsafe")
+        np.einsum("it,it->t", needed, survival > 0, out=demand[2, :count], casting="unsafe")
+        return _Demand(*demand)
+
+    def _survival_of(self, row: int) -> FloatArray:
+        """Tell a running request's chance to run still, [num_times]."""
+        rows = np.array([row])
+        survival = self._survival_at(
+            self._times,
+            self._ends[rows] - self._step,
+            self._step - self._births[rows],
+            self._produced_before[rows],
+            self._is_certain[rows],
         )
+        alone: FloatArray = survival[0].astype(np.float64)
+        return alone
+
+    def _survival_at(
+        self,
+        times: IntArray,
+        steps_left: IntArray,
+        produced: IntArray,
+        produced_before: IntArray,
+        is_certain: npt.NDArray[np.bool_],
+    ) -> npt.NDArray[np.float32]:
+        """Tell the chance that a request still runs; arguments as for ``_demand_of``; [num_reqs, num_times]."""
+        last = len(self._survival) - 1
+        known = np.minimum(np.maximum(produced - 1, produced_before), last)
+        reached = np.clip((produced - 1)[:, None] + times, known[:, None], last)
+        survival = self._survival.astype(np.float32)
+        chance: npt.NDArray[np.float32] = survival[reached] / survival[known][:, None]
+        chance[is_certain] = 1.0
+        chance[times >= steps_left[:, None]] = 0.0
+        return chance
 
     def _learn(self, rows: IntArray) -> None:
         if self._lengths.num_seen - self._num_learnt >= _RELEARN_EVERY:
             self._num_learnt = self._lengths.num_seen
             uncertain = rows[~self._is_certain[rows]]
-            self._log_survival = self._lengths.log_survival(np.maximum(0, self._step - 1 - self._births[uncertain]))
+            self._survival = self._lengths.survival(np.maximum(0, self._step - 1 - self._births[uncertain]))
 
 
 def _time_grid(max_len: int) -> IntArray:

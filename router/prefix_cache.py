@@ -296,25 +296,31 @@ class PrefixCache:
         Raises:
             InvariantError: Even without what is kept there are not enough.
         """
-        if self._slots.num_free >= num_tokens:
+        missing = num_tokens - self._slots.num_free
+        if missing <= 0:
             return
-        while self._slots.num_free < num_tokens:
-            self._evict(num_tokens - self._slots.num_free)
+        if missing > self.num_unlocked:
+            raise InvariantError(f"{missing} more slots are needed, {self.num_unlocked} are all that can be evicted")
         # Some more at once: with room after its last slot a request goes on there, which is cheapest.
-        while self.num_unlocked and self._slots.num_free < self._slots.num_slots // _RESERVE:
-            self._evict(self._slots.num_slots // _RESERVE - self._slots.num_free)
+        missing = min(max(missing, self._slots.num_slots // _RESERVE), self.num_unlocked)
+        evicted: list[SlotArray] = []
+        while missing:
+            evicted.append(self._evict(missing))
+            missing -= len(evicted[-1])
+        self._slots.free(np.concatenate(evicted))
 
-    def _evict(self, num_tokens: int) -> None:
-        """Free up to ``num_tokens`` slots at the end of the least recently used leaf."""
+    def _evict(self, num_tokens: int) -> SlotArray:
+        """Give up the last tokens of the least recently used leaf, ``num_tokens`` or all; return their slots."""
         leaf = self._oldest_leaf()
         kept = max(0, len(leaf.ids) - num_tokens)
-        self._slots.free(leaf.slots[kept:])
-        self.num_unlocked -= len(leaf.ids) - kept
+        slots = leaf.slots[kept:]
+        self.num_unlocked -= len(slots)
         if kept:
-            leaf.end -= len(leaf.ids) - kept
+            leaf.end -= len(slots)
             leaf.ids, leaf.slots = leaf.ids[:kept], leaf.slots[:kept]
         else:
             self._remove(leaf)
+        return slots
 
     def _oldest_leaf(self) -> Node:
         while self._leaves:
@@ -322,7 +328,7 @@ class PrefixCache:
             if leaf.is_evictable and leaf.used_at == used_at:
                 return leaf
             heapq.heappop(self._leaves)
-        raise InvariantError(f"{self._slots.num_free} slots are free, and nothing is left to evict")
+        raise InvariantError(f"{self.num_unlocked} cached slots are in use by nobody, yet there is no leaf")
 
     def _note_leaf(self, node: Node) -> None:
         if not node.is_evictable:

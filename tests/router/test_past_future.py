@@ -41,7 +41,7 @@ def test_survival_is_the_share_of_longer_answers() -> None:
     lengths = OutputLengths(1000)
     for length in range(1, 101):
         lengths.add(length, is_natural=True)
-    survival = np.exp(lengths.log_survival(NOBODY_RUNS))
+    survival = lengths.survival(NOBODY_RUNS)
     assert survival[0] == 1
     assert survival[50] == pytest.approx(0.5, abs=0.02)
     assert survival[100] > 0  # what never happened is not impossible
@@ -55,7 +55,7 @@ def test_those_who_still_run_and_those_cut_off_make_the_estimate_longer() -> Non
         for _ in range(num_cut):
             lengths.add(20, is_natural=False)
         running = np.full(num_running, 30, dtype=np.int64)
-        return int(np.argmax(np.exp(lengths.log_survival(running)) < 0.5))
+        return int(np.argmax(lengths.survival(running) < 0.5))
 
     assert median(0, 0) < median(50, 0)
     assert median(0, 0) < median(0, 50)
@@ -65,7 +65,7 @@ def test_the_window_slides() -> None:
     lengths = OutputLengths(10)
     for length in [5] * 10 + [50] * 10:
         lengths.add(length, is_natural=True)
-    assert np.exp(lengths.log_survival(NOBODY_RUNS))[49] == pytest.approx(1)
+    assert lengths.survival(NOBODY_RUNS)[49] == pytest.approx(1)
 
 
 # ---- who may join ----

@@ -150,8 +150,9 @@ class CacheMachine(RuleBasedStateMachine):
             num_tokens = self.cache.num_available
         locked = self.locked()
         num_free = NUM_SLOTS - len(self.used_slots())
-        enough = num_tokens if num_free >= num_tokens else max(num_tokens, NUM_SLOTS // 32)
-        while num_free < enough and len(self.cached) > len(locked & self.cached.keys()):
+        if num_free < num_tokens:
+            num_tokens = max(num_tokens, num_free + min(NUM_SLOTS // 32, len(self.cached.keys() - locked)))
+        while num_free < num_tokens:
             parents = {(salt, ids[:-1]) for salt, ids in self.cached}
             leaves = [prefix for prefix in self.cached if prefix not in parents and prefix not in locked]
             oldest = min(leaves, key=lambda prefix: self.used_at[prefix])
