@@ -12,15 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.server import Server, await_all_gone, is_port_free, running, wait_until
-from tests.tiny_model import make_model_folder
 
 SERVE_STUBS = str(Path(__file__).with_name("serve_stubs.py"))
 CHILDREN = ("model_worker-0", "router", "detokenizer", "http_server-0")
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def stubs(

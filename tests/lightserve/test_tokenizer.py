@@ -26,16 +26,6 @@ from tests.vocabularies import (
 TEXTS = ["", "hello world", "你好，世界 🦙 👨‍👩‍👧", "a\x00b", "  two\n\n\tthree  ", "ñandú 9", "ﬁ İ ½ 1234"]
 
 
-@pytest.fixture(scope="module")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("byte_level")))
-
-
-@pytest.fixture(scope="module")
-def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(sentencepiece_folder(tmp_path_factory.mktemp("sentencepiece")))
-
-
 @pytest.fixture(params=["byte_level", "sentencepiece"])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     loaded: Tokenizer = request.getfixturevalue(request.param)

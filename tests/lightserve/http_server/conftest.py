@@ -6,17 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.lightserve.http_server.live_server import LiveServer, live_server
-from tests.tiny_model import make_model_folder
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="session")
-def shared_server(model_folder: Path) -> Iterator[LiveServer]:
-    with live_server(model_folder) as server:
+def shared_server(model_dir: Path) -> Iterator[LiveServer]:
+    with live_server(model_dir) as server:
         yield server
 
 

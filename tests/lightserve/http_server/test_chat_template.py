@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lightserve.errors import ConfigError, RequestError
 from lightserve.http_server.chat_template import ChatTemplate
 from lightserve.tokenizer import Tokenizer
-from tests.vocabularies import BOS, CHATML, IM_END, IM_START, byte_level_folder, sentencepiece_folder
+from tests.vocabularies import BOS, CHATML, IM_END, IM_START
 
 LOOPS_OVER_PARTS = (
     "{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}[{{ part.text }}]{% endif %}"
@@ -26,14 +26,9 @@ TOOL_CALLS = (
 )
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("byte_level")))
-
-
-@pytest.fixture(scope="module")
-def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(sentencepiece_folder(tmp_path_factory.mktemp("sentencepiece")))
+@pytest.fixture(scope="session")
+def tokenizer(byte_level: Tokenizer) -> Tokenizer:
+    return byte_level
 
 
 def user(content: Any) -> list[dict[str, Any]]:

@@ -36,8 +36,8 @@ PATHS = [
 
 
 @pytest.fixture(scope="module")
-def locked_server(model_folder: Path) -> Iterator[LiveServer]:
-    with live_server(model_folder, api_key=KEY) as server:
+def locked_server(model_dir: Path) -> Iterator[LiveServer]:
+    with live_server(model_dir, api_key=KEY) as server:
         yield server
 
 

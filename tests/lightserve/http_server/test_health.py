@@ -16,8 +16,8 @@ GENERATE_STREAM = Endpoint("/generate_stream", streamed=True)
 
 
 @pytest.fixture
-def fresh_server(model_folder: Path) -> Iterator[LiveServer]:
-    with live_server(model_folder) as server:
+def fresh_server(model_dir: Path) -> Iterator[LiveServer]:
+    with live_server(model_dir) as server:
         yield server
 
 

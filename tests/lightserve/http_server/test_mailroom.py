@@ -45,9 +45,9 @@ class Letters:
 
 
 @pytest.fixture
-def front(model_folder: Path) -> FrontEnd:
+def front(model_dir: Path) -> FrontEnd:
     engine = FakeEngine(script_for=lambda message: Script(silent_after=0))
-    return make_front_end(model_folder, engine, max_req_total_len=512)
+    return make_front_end(model_dir, engine, max_req_total_len=512)
 
 
 def text(req_id: int) -> TextMsg:

@@ -17,8 +17,8 @@ STREAM = Endpoint("/v1/completions", streamed=True)
 
 
 @pytest.fixture
-def fresh_server(model_folder: Path) -> Iterator[LiveServer]:
-    with live_server(model_folder) as server:
+def fresh_server(model_dir: Path) -> Iterator[LiveServer]:
+    with live_server(model_dir) as server:
         yield server
 
 

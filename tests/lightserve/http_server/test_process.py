@@ -41,17 +41,17 @@ class Parent:
 
     Args:
         run_dir: The run directory.
-        model_folder: Of a tiny model.
+        model_dir: Of a tiny model.
         num_servers: HTTP processes to start.
     """
 
-    def __init__(self, run_dir: Path, model_folder: Path, num_servers: int) -> None:
+    def __init__(self, run_dir: Path, model_dir: Path, num_servers: int) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         directory = str(run_dir)
         self.router: Inbox[RouterInbox] = Inbox(directory, "router", RouterInbox)
         self.launcher: Inbox[LauncherInbox] = Inbox(directory, "launcher", LauncherInbox)
-        write_boot(_boot(directory, model_folder, listener.fileno()))
+        write_boot(_boot(directory, model_dir, listener.fileno()))
         self.lifeline_read, self.lifeline_write = os.pipe()
         self.children = [self._spawn(directory, index, listener) for index in range(num_servers)]
         self.servers = [Outbox(directory, f"http_server-{index}") for index in range(num_servers)]
@@ -123,29 +123,29 @@ class Call:
 
 
 @pytest.fixture
-def parent(tmp_path: Path, model_folder: Path) -> Iterator[Parent]:
-    yield from _parent(tmp_path, model_folder, 1)
+def parent(tmp_path: Path, model_dir: Path) -> Iterator[Parent]:
+    yield from _parent(tmp_path, model_dir, 1)
 
 
 @pytest.fixture
-def two_servers(tmp_path: Path, model_folder: Path) -> Iterator[Parent]:
-    yield from _parent(tmp_path, model_folder, 2)
+def two_servers(tmp_path: Path, model_dir: Path) -> Iterator[Parent]:
+    yield from _parent(tmp_path, model_dir, 2)
 
 
-def _parent(run_dir: Path, model_folder: Path, num_servers: int) -> Iterator[Parent]:
-    parent = Parent(run_dir, model_folder, num_servers)
+def _parent(run_dir: Path, model_dir: Path, num_servers: int) -> Iterator[Parent]:
+    parent = Parent(run_dir, model_dir, num_servers)
     try:
         yield parent
     finally:
         parent.close()
 
 
-def _boot(run_dir: str, model_folder: Path, listen_fd: int) -> Boot:
+def _boot(run_dir: str, model_dir: Path, listen_fd: int) -> Boot:
     return Boot(
         config=ServerConfig(api_key=None),
-        model=load_model_config(model_folder),
+        model=load_model_config(model_dir),
         run_dir=run_dir,
-        tokenizer_dir=str(model_folder),
+        tokenizer_dir=str(model_dir),
         served_model_name="tiny",
         listen_fd=listen_fd,
         device="cpu",

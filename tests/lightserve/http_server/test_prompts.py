@@ -17,8 +17,8 @@ TEXT_ENDPOINTS = [endpoint for endpoint in ENDPOINTS if not endpoint.is_chat]
 
 
 @pytest.fixture(scope="module")
-def bos_server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("bos") / "model")
+def bos_server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = shutil.copytree(model_dir, tmp_path_factory.mktemp("bos") / "model")
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS, "add_bos_token": True}))
     with live_server(folder) as server:
         yield server
