@@ -66,6 +66,7 @@ class Answer:
         "_req_id",
         "_text",
         "_unmark",
+        "cached_len",
     )
 
     def __init__(
@@ -82,6 +83,7 @@ class Answer:
         self._text = ""
         self._id_bytes = b""
         self._logprob_bytes = b""
+        self.cached_len = 0  # for the next event
 
     @property
     def ended(self) -> bool:
@@ -130,9 +132,15 @@ class Answer:
     def take_event(self) -> TextEvent:
         """Return what has come since the last event."""
         event = TextEvent(
-            self._req_id, self._text, self._id_bytes, self._logprob_bytes, self._finish_reason, self._error
+            self._req_id,
+            self._text,
+            self._id_bytes,
+            self._logprob_bytes,
+            self._finish_reason,
+            self._error,
+            self.cached_len,
         )
-        self._text, self._id_bytes, self._logprob_bytes = "", b"", b""
+        self._text, self._id_bytes, self._logprob_bytes, self.cached_len = "", b"", b"", 0
         return event
 
     def _search(self, matcher: StopMatcher, text: str) -> None:

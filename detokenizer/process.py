@@ -98,6 +98,7 @@ class Detokenizer:
 
     def _handle_tokens(self, message: TokensMsg) -> None:
         req_ids, token_ids = unpack_int64(message.req_ids).tolist(), unpack_int32(message.token_ids).tolist()
+        cached_lens = unpack_int32(message.cached_lens).tolist()
         for i, (req_id, token_id, code) in enumerate(zip(req_ids, token_ids, message.finish, strict=True)):
             answer = self._open.get(req_id)
             if answer is None:
@@ -105,6 +106,8 @@ class Detokenizer:
             if token_id >= 0:
                 entry = slice(4 * i, 4 * i + 4)
                 answer.count(message.token_ids[entry], message.logprobs[entry])
+            if cached_lens:
+                answer.cached_len += cached_lens[i]
             self._advance(answer, token_id, code)
             self._touched[req_id] = answer
             if answer.ended:

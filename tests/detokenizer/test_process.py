@@ -100,6 +100,16 @@ def test_steps_that_arrive_together_become_one_event(detokenizer: Detokenizer, l
     assert unpack_int32(event.token_ids).tolist() == [letter[char] for char in "abc"]
 
 
+def test_what_the_prefix_cache_had_is_told_once(detokenizer: Detokenizer, letter: dict[str, int]) -> None:
+    for req_id in (1, 2):
+        detokenizer.handle(StartMsg(req_id, TextParams()))
+    first = tokens(running(1, letter["a"]), running(2, letter["b"]))
+    detokenizer.handle(msgspec.structs.replace(first, cached_lens=pack_int32([0, 40])))
+    assert {req_id: event.cached_len for req_id, event in events_of(detokenizer).items()} == {1: 0, 2: 40}
+    detokenizer.handle(first)
+    assert {event.cached_len for event in events_of(detokenizer).values()} == {0}
+
+
 def test_each_http_server_gets_one_message_with_its_own_requests(
     detokenizer: Detokenizer, letter: dict[str, int]
 ) -> None:
