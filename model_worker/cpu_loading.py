@@ -6,6 +6,7 @@ import torch
 
 from lightserve.boot import Boot
 from lightserve.model_config import ModelConfig
+from lightserve.model_worker.cpu_memory import reserved_bytes
 from lightserve.model_worker.cpu_runner import CpuEngine, CpuModel, CpuRunner
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.host import free_host_bytes, num_usable_cpus
@@ -21,10 +22,10 @@ from lightserve.model_worker.weights.loader import load_weights
 from lightserve.model_worker.weights.sharding import Shard
 
 # The pool shares the memory with all else on the machine: by default it takes half of what is free, and no more than
-# 4 GiB. Asked for by hand, it may take nearly all; the rest is for the largest step's activations.
+# 4 GiB. Asked for by hand, it may take nearly all; the rest is for what attention copies from it.
 _DEFAULT_FRAC = 0.5
 _DEFAULT_MAX_BYTES = 4 * GIB
-_MAX_FRAC = 0.85
+_MAX_FRAC = 0.9
 
 _CPU = torch.device("cpu")
 
@@ -89,11 +90,18 @@ def set_num_threads(num_ranks: int) -> None:
 
 
 def _size_pool(boot: Boot, bytes_per_slot: int) -> PoolSize:
-    free_bytes = free_host_bytes() // boot.config.tp
+    num_rows = boot.config.running_max_req_size
+    reserved = reserved_bytes(
+        boot.model,
+        num_rows=num_rows,
+        max_req_total_len=boot.max_req_total_len,
+        batch_max_tokens=boot.batch_max_tokens,
+    )
+    free_bytes = max(0, free_host_bytes() // boot.config.tp - reserved)
     return size_pool(
         boot.config.max_total_token_num,
         free_bytes=int(free_bytes * _MAX_FRAC),
         default_bytes=int(min(free_bytes * _DEFAULT_FRAC, _DEFAULT_MAX_BYTES // boot.config.tp)),
         bytes_per_slot=bytes_per_slot,
-        most_useful=boot.config.running_max_req_size * boot.max_req_total_len,
+        most_useful=num_rows * boot.max_req_total_len,
     )

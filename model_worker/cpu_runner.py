@@ -7,6 +7,7 @@ from typing import TypeAlias
 import torch
 
 from lightserve.ipc.messages import NewReq, StepResult, pack_float32, pack_int32
+from lightserve.model_worker.cpu_memory import MOST_SAMPLED_AT_ONCE, is_out_of_memory
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.forward_batch import ForwardBatch, HostBatch
 from lightserve.model_worker.kv_cache import KVCache
@@ -39,10 +40,10 @@ class Sampled:
 class CpuRunner:
     """Implements ``Runner``.
 
-    A step that runs out of memory is run again in two halves, and so on down to single tokens: writes to the cache are
-    the same whatever the cut, and ids are only committed when a piece is done. So nobody's request fails; only a step
-    of one token that does not fit ends the process. With several ranks any such failure ends the process, since the
-    others wait inside a collective operation.
+    A step that would sample very many rows is run in two halves, one after the other, and so on: the same writes to
+    the cache and the same ids in the same order, for less memory. So is a step that runs out of memory all the same,
+    down to single tokens: ids are only committed when a piece is done. Nobody's request fails; only a step of one token
+    that does not fit ends the process, and with several ranks any, since the others wait inside a collective operation.
 
     Args:
         model: This rank's.
@@ -67,12 +68,17 @@ class CpuRunner:
         return Sampled(step_id, *self._run(batch))
 
     def _run(self, host: HostBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        if int(host.is_sampled.sum()) > MOST_SAMPLED_AT_ONCE:
+            return self._run_in_halves(host)
         try:
             return self._run_whole(host)
-        except torch.OutOfMemoryError:
-            if self.model.world_size > 1 or host.num_tokens == 1:
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or self.model.world_size > 1 or host.num_tokens == 1:
                 raise
         self.num_split_steps += 1
+        return self._run_in_halves(host)
+
+    def _run_in_halves(self, host: HostBatch) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = (self._run(half) for half in host.halves())
         return torch.cat((first[0], second[0])), torch.cat((first[1], second[1]))
 

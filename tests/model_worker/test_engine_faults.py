@@ -7,13 +7,15 @@ import torch
 
 from lightserve.errors import InvariantError
 from lightserve.ipc.messages import StepPlan
+from lightserve.model_worker import cpu_runner
+from lightserve.model_worker.cpu_memory import is_out_of_memory
 from lightserve.model_worker.cpu_runner import CpuEngine, CpuModel
 from lightserve.model_worker.kv_cache import KVCache
 from lightserve.model_worker.layers.cpu_backend import CpuBackend
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.sampling_params import SamplingParams
 from tests.model_worker.references import make_reference
-from tests.model_worker.tiny_engine import generate, greedy, open_engine, random_prompts
+from tests.model_worker.tiny_engine import RecordingModel, generate, greedy, open_engine, random_prompts
 
 POISON = 100  # the id whose embedding is not a number
 GREEDY = SamplingParams(8, temperature=0.0)
@@ -74,6 +76,26 @@ def test_a_step_without_memory_is_run_in_pieces_and_gives_the_same(folder: Path,
     engine.runner.model = cramped = CrampedModel(engine.runner.model, most)
     assert [req.output_ids for req in generate(engine, prompts, sampling)] == expected
     assert engine.runner.num_split_steps == cramped.num_failures > 0
+
+
+def test_an_allocation_that_fails_on_a_cpu_counts_as_out_of_memory(folder: Path) -> None:
+    with pytest.raises(RuntimeError) as failure:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(failure.value)
+    assert not is_out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_a_step_that_samples_many_rows_is_run_in_pieces_and_gives_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = random_prompts([12, 3, 25, 6, 9])
+    expected = greedy(open_engine(folder), prompts, 8)
+    engine = open_engine(folder)
+    monkeypatch.setattr(cpu_runner, "MOST_SAMPLED_AT_ONCE", 2)
+    engine.runner.model = recording = RecordingModel(engine.runner.model)
+    assert greedy(engine, prompts, 8) == expected
+    assert max(len(logits) for logits in recording.recorded) <= 2
+    assert engine.runner.num_split_steps == 0
 
 
 def test_a_token_without_memory_ends_the_engine(folder: Path) -> None:
