@@ -11,6 +11,7 @@ from tests.lightserve.http_server.fake_engine import Script, prompt_of
 from tests.lightserve.http_server.live_server import VOCAB_SIZE, LiveServer
 
 CONTEXT_LEN = 512  # of the server under test
+CHAT_OVERHEAD = len("Suser\nE\nSassistant\n")  # tokens of the template, S and E for its special ones
 
 everywhere = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=str)
 text_only = pytest.mark.parametrize("endpoint", [e for e in ENDPOINTS if not e.is_chat], ids=str)
@@ -246,10 +247,11 @@ def test_an_error_that_comes_with_text_is_not_lost(server: LiveServer, endpoint:
     assert reply.error["code"] == "bad_logits"
 
 
-@text_only
+@everywhere
 @pytest.mark.parametrize("length", [511, 512, 513, 5000])
 def test_a_prompt_must_leave_room_for_a_token(server: LiveServer, endpoint: Endpoint, length: int) -> None:
-    for prompt in ("a" * length, [1] * length):
+    text = "a" * (length - CHAT_OVERHEAD if endpoint.is_chat else length)
+    for prompt in (text,) if endpoint.is_chat else (text, [1] * length):
         reply = endpoint.ask(server.client, prompt, max_tokens=10)
         if length < CONTEXT_LEN:
             assert (reply.finish_reason, reply.completion_tokens) == ("length", 1)

@@ -258,11 +258,23 @@ def test_harmless_values_and_ignored_fields_are_taken(server: LiveServer) -> Non
     assert server.client.post(COMPLETIONS, json=completion).status_code == 200
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_null_means_absent_for_every_field(server: LiveServer, path: str) -> None:
+    content: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
+    schema = server.client.get("/openapi.json").json()["components"]["schemas"]
+    fields = schema["ChatRequest" if path == CHAT else "CompletionRequest"]["properties"].keys()
+    nulls = dict.fromkeys(fields - content.keys())
+    assert {"stream", "n", "logit_bias", "stop", "stream_options"} < nulls.keys()
+    reply = server.client.post(path, json={**content, **nulls}).json()
+    assert reply["usage"] == server.client.post(path, json=content).json()["usage"]
+
+
 def test_a_bad_conversation_gets_a_short_answer_that_repeats_nothing(server: LiveServer) -> None:
     secret = "hunter2"
     messages = [{"role": 5, "content": secret}] * 3000
     response = server.client.post(CHAT, json={"messages": messages})
     assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
     assert len(response.content) < 1000
     assert secret not in response.text
 
