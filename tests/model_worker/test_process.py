@@ -1,0 +1,97 @@
+"""The worker's remote interface: results one step late, over a real connection."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from rpyc.utils.server import OneShotServer
+
+from lightserve.ipc.messages import StepPlan, StepResult, pack_float32, pack_int32
+from lightserve.model_worker.kv_cache import PoolSize
+from lightserve.model_worker.process import _PROTOCOL, ThreadLauncher, WorkerService
+from lightserve.router.worker_client import WorkerClient
+
+
+@dataclass
+class Output:
+    step_id: int
+
+    def result(self) -> StepResult:
+        return StepResult(self.step_id, pack_int32([self.step_id * 10]), pack_float32([-1.0]))
+
+
+@dataclass
+class GatedEngine:
+    """Steps that wait for the gate, and note that they have run."""
+
+    num_steps: int = 0
+    gate: threading.Event = field(default_factory=threading.Event)
+    steps_run: list[int] = field(default_factory=list)
+
+    def step(self, plan: StepPlan) -> Output:
+        self.gate.wait(20)
+        self.steps_run.append(plan.step_id)
+        return Output(plan.step_id)
+
+
+def make_plan(step_id: int) -> StepPlan:
+    return StepPlan(step_id, b"", [], b"", b"", b"", b"", b"")
+
+
+@pytest.fixture
+def engine() -> GatedEngine:
+    return GatedEngine()
+
+
+@pytest.fixture
+def client(engine: GatedEngine, tmp_path: Path) -> Iterator[WorkerClient]:
+    service = WorkerService(engine, PoolSize(123, "because"), ThreadLauncher())  # type: ignore[arg-type]
+    server = OneShotServer(service, socket_path=str(tmp_path / "model_worker-0"), protocol_config=_PROTOCOL)
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    client = WorkerClient(str(tmp_path), 1)
+    yield client
+    engine.gate.set()
+    client.close()
+    thread.join()
+
+
+def test_load_tells_the_size_of_the_pool(client: WorkerClient) -> None:
+    reply = client.load()
+    assert (reply.max_total_token_num, reply.note) == (123, "because")
+
+
+def test_a_step_gives_the_result_of_the_one_before_and_flush_the_last(
+    client: WorkerClient, engine: GatedEngine
+) -> None:
+    engine.gate.set()
+    assert client.flush() is None
+    assert client.step(make_plan(1)) is None
+    assert client.step(make_plan(2)) == Output(1).result()
+    assert client.step(make_plan(3)) == Output(2).result()
+    assert client.flush() == Output(3).result()
+    assert client.flush() is None
+
+
+def test_the_first_call_does_not_wait_for_its_step(client: WorkerClient, engine: GatedEngine) -> None:
+    assert client.step(make_plan(1)) is None
+    assert engine.steps_run == []
+
+
+def test_an_error_in_a_step_escapes_from_the_compute_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    escaped: list[BaseException | None] = []
+    noticed = threading.Event()
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        escaped.append(failure.exc_value)
+        noticed.set()
+
+    def fail() -> Output:
+        raise ValueError("a step failed")
+
+    monkeypatch.setattr(threading, "excepthook", hook)
+    ThreadLauncher().launch(fail)
+    assert noticed.wait(10)
+    assert str(escaped[0]) == "a step failed"
