@@ -18,6 +18,7 @@ from lightserve.errors import ConfigError
 from lightserve.ipc.links import Outbox
 from lightserve.ipc.messages import FatalMsg
 from lightserve.log import configure_logging
+from lightserve.stop_signals import ignore_stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,7 @@ def run_child(kind: str, main: Callable[[str, int], None]) -> None:
     """
     run_dir, index = sys.argv[-2], int(sys.argv[-1])
     name = process_name(kind, index)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_stop_signals()
     _end_with_launcher()
     setproctitle.setproctitle(f"lightserve {name}")
     threading.excepthook = lambda failure: _die(run_dir, name, failure.exc_value)
