@@ -1,5 +1,6 @@
 """How OpenAI's API writes an answer: whole, or as chunks of a stream."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ def _usage_of(head: ReplyHead, answers: list[Answer]) -> Usage:
     return make_usage(head.num_prompt_tokens, sum(answer.num_tokens for answer in answers))
 
 
-class OpenAIStreamFormat:
+class OpenAIStreamFormat(ABC):
     """Writes a stream of chunks, each with one choice, and ``[DONE]`` at the end.
 
     A stream that fails ends with an error event and without ``[DONE]``.
@@ -92,8 +93,9 @@ class OpenAIStreamFormat:
     def _usage(self) -> Usage:
         return make_usage(self._head.num_prompt_tokens, self._num_generated)
 
+    @abstractmethod
     def _choices_of(self, event: TextEvent, index: int) -> list[Any]:
-        raise NotImplementedError
+        """Make the chunks' choices of one event of choice ``index``."""
 
 
 class ChatStreamFormat(OpenAIStreamFormat):

@@ -7,6 +7,7 @@ closes it (``with``); what still runs then is aborted, exactly once. Late events
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -119,7 +120,7 @@ def _reason(failure: ErrorInfo | None) -> str:
     return "refused" if failure.status < 500 else "error"
 
 
-class Stream:
+class Stream(ABC):
     """The open choices of one HTTP request, and whoever waits for them. Made by ``Streams.open_*``.
 
     Choice i has the id ``first_req_id + i``.
@@ -184,11 +185,13 @@ class Stream:
     ) -> None:
         self.close()
 
+    @abstractmethod
     def _take(self, event: TextEvent) -> None:
-        raise NotImplementedError
+        """Keep what an event brought."""
 
+    @abstractmethod
     def _ready(self) -> bool:
-        raise NotImplementedError
+        """Tell whether there is something to read."""
 
     async def _until_ready(self) -> None:
         while not (self._client_gone or self._failure or self._ready()):
@@ -219,7 +222,7 @@ class Stream:
         now = time.monotonic()
         self._streams.metrics.request_duration.observe(now - self._opened_at)
         logger.info(
-            "req %d: %s, %d prompt tokens, %d generated, %.3f s to the first, %.3f s in all",
+            "req_id %d: %s, %d prompt tokens, %d generated, %.3f s to the first, %.3f s in all",
             self.first_req_id,
             reason,
             self.num_prompt_tokens,
@@ -340,15 +343,15 @@ class Streams:
 
     def deliver(self, events: list[TextEvent]) -> None:
         """Hand one step's events to their streams."""
-        tokens = 0
+        num_generated = 0
         for event in events:
             ended = event.finish_reason is not None or event.error is not None
             stream = self._by_req_id.pop(event.req_id, None) if ended else self._by_req_id.get(event.req_id)
             if stream is None:
                 continue  # its client left; the abort is on its way
-            tokens += num_tokens(event)
+            num_generated += num_tokens(event)
             stream.push(event)
-        self.metrics.generated_tokens.inc(tokens)
+        self.metrics.generated_tokens.inc(num_generated)
 
     def heard(self) -> None:
         """Note a sign of life of the engine."""
