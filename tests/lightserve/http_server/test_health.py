@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -10,15 +9,9 @@ from lightserve.http_server.status import Phase
 from lightserve.ipc.messages import LoadMsg
 from tests.lightserve.http_server.endpoints import ENDPOINTS, Endpoint
 from tests.lightserve.http_server.fake_engine import Script
-from tests.lightserve.http_server.live_server import LiveServer, live_server
+from tests.lightserve.http_server.live_server import LiveServer
 
 GENERATE_STREAM = Endpoint("/generate_stream", streamed=True)
-
-
-@pytest.fixture
-def fresh_server(model_dir: Path) -> Iterator[LiveServer]:
-    with live_server(model_dir) as server:
-        yield server
 
 
 @pytest.fixture

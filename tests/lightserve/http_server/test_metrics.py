@@ -1,8 +1,6 @@
 """``/metrics``: every request counted once, gauges back to nothing when nobody is left."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -10,16 +8,10 @@ import pytest
 from lightserve.ipc.messages import ErrorInfo
 from tests.lightserve.http_server.endpoints import Endpoint
 from tests.lightserve.http_server.fake_engine import Script
-from tests.lightserve.http_server.live_server import LiveServer, live_server
+from tests.lightserve.http_server.live_server import LiveServer
 
 WHOLE = Endpoint("/v1/completions", streamed=False)
 STREAM = Endpoint("/v1/completions", streamed=True)
-
-
-@pytest.fixture
-def fresh_server(model_dir: Path) -> Iterator[LiveServer]:
-    with live_server(model_dir) as server:
-        yield server
 
 
 def metrics(server: LiveServer) -> dict[str, float]:
