@@ -87,13 +87,13 @@ def test_every_parameter_reaches_the_engine(server: LiveServer) -> None:
         "ignore_eos": False,
         "skip_special_tokens": False,
     }
-    lightllm = {**common, "max_new_tokens": 9, "min_new_tokens": 2, "stop_sequences": ["s"], "do_sample": True}
+    lightllm = {**common, "max_new_tokens": 9, "min_new_tokens": 2, "stop_sequences": ["end"], "do_sample": True}
     server.client.post("/generate", json={"inputs": "hi", "parameters": lightllm})
     server.client.post(
-        "/v1/completions", json={**common, "prompt": "hi", "max_tokens": 9, "min_tokens": 2, "stop": "s"}
+        "/v1/completions", json={**common, "prompt": "hi", "max_tokens": 9, "min_tokens": 2, "stop": "end"}
     )
     expected = SamplingParams(9, 0.5, 0.9, 5, 0.1, 1.1, 0.2, 0.3, 11, 2, (3,), ignore_eos=False)
     first, second = server.engine.requests
     assert first.sampling == second.sampling == expected
     assert first.text == second.text
-    assert (first.text.stop, first.text.skip_special_tokens, first.text.min_new_tokens) == (("s",), False, 2)
+    assert (first.text.stop, first.text.skip_special_tokens, first.text.min_new_tokens) == (("end",), False, 2)
