@@ -96,7 +96,7 @@ def _boot(gguf: Path, tokenizer_dir: str) -> Boot:
 def _run_transformers(gguf: Path, prompts: list[list[int]]) -> tuple[list[list[int]], list[torch.Tensor]]:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     model.generation_config.eos_token_id = None  # run on beyond the end, as ours does
     ids, logits = [], []
     for prompt_ids in prompts:
