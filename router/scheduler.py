@@ -49,7 +49,7 @@ from lightserve.router.waiting_queue import WaitingQueue
 FinishArray: TypeAlias = npt.NDArray[np.uint8]
 
 _MAX_PASSES = 64
-_LOOKAHEAD = 8
+_LOOKAHEAD = 4
 # Prompt ids that are worth waiting one step for, when another request is just computing them.
 _MIN_PENDING = 64
 
