@@ -7,11 +7,12 @@ import torch
 
 from lightserve.kernels.prefill_attention import MAX_GATHER_LEN as MAX_COPY_LEN
 from lightserve.model_config import ModelConfig
-from lightserve.model_worker.cuda_graph import GraphShapes, Recorder
+from lightserve.model_worker.cuda_graph import Recorder
 from lightserve.model_worker.cuda_runner import CudaRunner
 from lightserve.model_worker.cuda_step import CudaStep
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.graph_shapes import GraphShapes
 from lightserve.model_worker.kv_cache import KVCache
 from lightserve.model_worker.layers.cuda_backend import CudaBackend
 from lightserve.model_worker.models.llama import LlamaModel

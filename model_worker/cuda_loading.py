@@ -2,16 +2,17 @@
 
 import logging
 import time
-from itertools import chain
 
 import torch
 
 from lightserve.boot import Boot
+from lightserve.kernels.compile_ahead import compiling_ahead
 from lightserve.model_worker.cuda_blueprint import CudaBlueprint, load_cuda_model
-from lightserve.model_worker.cuda_graph import CudaRecorder, Graph, eager_shapes
+from lightserve.model_worker.cuda_graph import CudaRecorder, Graph
 from lightserve.model_worker.cuda_memory import MemoryLedger
 from lightserve.model_worker.cuda_runner import CudaRunner
 from lightserve.model_worker.engine import Engine
+from lightserve.model_worker.host import num_usable_cpus
 from lightserve.model_worker.kv_cache import PoolSize, size_pool, slot_bytes
 from lightserve.model_worker.loading import LoadedEngine, resolve_dtype, sampled_vocab_size
 from lightserve.model_worker.tensor_parallel import join_ranks
@@ -86,10 +87,13 @@ def _load_blueprint(boot: Boot, rank: int, device: torch.device) -> CudaBlueprin
 
 
 def _try_largest_step(blueprint: CudaBlueprint) -> Engine[CudaRunner]:
-    """Run what takes the most memory, and every kernel there is, on a small cache."""
+    """Compile every kernel, and run what takes the most memory, on a small cache."""
     trial = blueprint.build(_TRIAL_SLOTS, recorder=None)
+    with compiling_ahead(num_usable_cpus()):
+        for shape in blueprint.shapes.telling:
+            trial.runner.rehearse(shape)
     trial.runner.run(0, blueprint.largest_batch(_TRIAL_SLOTS)).result()
-    for shape in chain(eager_shapes(blueprint.num_rows), blueprint.shapes.largest):
+    for shape in blueprint.shapes.largest:
         trial.runner.rehearse(shape)
     return trial
 

@@ -1,7 +1,7 @@
 """Runs batches on a GPU: one packed copy there, graphs where they fit, results fetched when they are asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -10,9 +10,10 @@ import torch
 from lightserve.errors import InvariantError
 from lightserve.ipc.messages import NewReq, StepResult, pack_int32, unpack_int32
 from lightserve.kernels.penalties import count_tokens
-from lightserve.model_worker.cuda_graph import Graph, GraphShapes, Recorder, eager_shape
+from lightserve.model_worker.cuda_graph import Graph, Recorder
 from lightserve.model_worker.cuda_step import CudaStep
 from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.graph_shapes import GraphShapes, eager_shape
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.model_worker.step_inputs import ForwardShape, Sampling, StepInputs, TailShape
@@ -97,8 +98,6 @@ class CudaRunner:
     def rehearse(self, shape: ForwardShape | TailShape) -> None:
         """Launch a shape's work, kernel by kernel, on words that are all zero: on empty requests."""
         self._inputs.clear()
-        if isinstance(shape, ForwardShape):
-            self._step.plan(replace(shape, copy_len=1))
         self._launch_kernels(shape)
 
     def record(self, shape: ForwardShape | TailShape, recorder: Recorder) -> Graph:

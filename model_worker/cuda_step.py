@@ -74,12 +74,8 @@ class CudaStep:
             words[sections.out_slots],
             rows.req_to_slots,
         )
-        self.plan(shape)
+        self._model.backend.begin(words, shape, rows.req_to_slots)
         self._hidden[: shape.num_tokens].copy_(self._model.forward(token_ids, self._kv_cache))
-
-    def plan(self, shape: ForwardShape) -> None:
-        """Launch what all layers of the batch in the device's words share."""
-        self._model.backend.begin(self._inputs.forward(shape), shape, self._rows.req_to_slots)
 
     def tail(self, shape: TailShape) -> None:
         """Sample the rows in the device's words; keep the ids for the next step and for the host."""

@@ -27,6 +27,7 @@ from lightserve.sampling_params import MAX_STOP_TOKEN_IDS
 
 Words: TypeAlias = npt.NDArray[np.int32]
 
+CHUNKS_PER_LAUNCH = 64  # the kernel that plans prefill attention takes long to compile for more
 _ALIGNMENT = 4  # words: 16 bytes
 
 
@@ -45,14 +46,15 @@ class ForwardShape:
     Attributes:
         num_tokens: Tokens of the batch.
         num_decode: Decode rows; 0: none, and no kernel for them.
-        num_chunks: Prefill chunks; 0: none, and no kernel for them.
-        copy_len: Length of the copy of the chunks' K and V that attention makes first; 0: it makes none.
+        num_chunks: Prefill chunks, a multiple of ``CHUNKS_PER_LAUNCH``; 0: none, and no kernel for them.
+        copy_lens: For each launch of prefill attention, the length of the copy of K and V that it makes first; 0, or
+            left out: it makes none.
     """
 
     num_tokens: int
     num_decode: int
     num_chunks: int
-    copy_len: int = 0
+    copy_lens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

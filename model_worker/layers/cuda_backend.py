@@ -1,5 +1,7 @@
 """The backend for NVIDIA GPUs: Triton kernels, launched without ever waiting for the device."""
 
+from dataclasses import dataclass
+
 import torch
 
 from lightserve.kernels.decode_attention import DecodePlan, decode_attention, plan_decode
@@ -11,7 +13,7 @@ from lightserve.kernels.silu_mul import silu_mul
 from lightserve.model_worker.layers.cuda_linear import CudaHead, CudaLinear
 from lightserve.model_worker.layers.linear import Linear
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
-from lightserve.model_worker.step_inputs import ForwardShape, forward_sections
+from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, forward_sections
 from lightserve.rope_config import RopeConfig
 
 _PLAN_TOKENS = 256  # the plan of prefill tiles is compiled for counts of tokens that are a multiple of this
@@ -58,30 +60,40 @@ class CudaBackend:
         self._req_to_slots = req_to_slots
         self._positions = words[sections.positions]
         self._out_slots = words[sections.out_slots]
-        self._decode_rows, self._decode_lens = words[sections.decode_rows], words[sections.decode_lens]
-        self._chunk_rows, self._chunk_lens = words[sections.chunk_rows], words[sections.chunk_lens]
-        self._chunk_bounds = words[sections.chunk_bounds]
-        self._decode_plan: DecodePlan | None = None
-        if shape.num_decode:
-            self._decode_plan = plan_decode(
-                self._decode_rows,
-                self._decode_lens,
-                num_heads=self._num_heads,
-                num_kv_heads=self._num_kv_heads,
-                head_dim=self._head_dim,
-            )
-        self._prefill_plan: PrefillPlan | None = None
-        if shape.num_chunks:
-            self._prefill_plan = plan_prefill(
-                req_to_slots,
-                self._chunk_rows,
-                self._chunk_bounds,
-                self._chunk_lens,
-                num_tokens=-(-shape.num_tokens // _PLAN_TOKENS) * _PLAN_TOKENS,
-                num_heads=self._num_heads,
-                num_kv_heads=self._num_kv_heads,
-                copy_len=shape.copy_len,
-            )
+        # Attention reads and writes a row for each decode row that there is room for.
+        self._num_padded = max(shape.num_tokens, shape.num_decode)
+        self._decode = self._plan_decode(words, shape) if shape.num_decode else None
+        num_launches = shape.num_chunks // CHUNKS_PER_LAUNCH
+        self._prefills = [self._plan_prefill(words, shape, launch) for launch in range(num_launches)]
+
+    def _plan_decode(self, words: torch.Tensor, shape: ForwardShape) -> "_Decode":
+        sections = forward_sections(shape)
+        req_rows, seq_lens = words[sections.decode_rows], words[sections.decode_lens]
+        plan = plan_decode(
+            req_rows,
+            seq_lens,
+            num_heads=self._num_heads,
+            num_kv_heads=self._num_kv_heads,
+            head_dim=self._head_dim,
+        )
+        return _Decode(req_rows, seq_lens, plan)
+
+    def _plan_prefill(self, words: torch.Tensor, shape: ForwardShape, launch: int) -> "_Prefill":
+        sections, start = forward_sections(shape), launch * CHUNKS_PER_LAUNCH
+        req_rows = words[sections.chunk_rows][start : start + CHUNKS_PER_LAUNCH]
+        seq_lens = words[sections.chunk_lens][start : start + CHUNKS_PER_LAUNCH]
+        bounds = words[sections.chunk_bounds][start : start + CHUNKS_PER_LAUNCH + 1]
+        plan = plan_prefill(
+            self._req_to_slots,
+            req_rows,
+            bounds,
+            seq_lens,
+            num_tokens=-(-shape.num_tokens // _PLAN_TOKENS) * _PLAN_TOKENS,
+            num_heads=self._num_heads,
+            num_kv_heads=self._num_kv_heads,
+            copy_len=shape.copy_lens[launch] if shape.copy_lens else 0,
+        )
+        return _Prefill(req_rows, bounds, seq_lens, plan)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Prepare a projection."""
@@ -114,6 +126,7 @@ class CudaBackend:
         eps: float,
     ) -> torch.Tensor:
         """Normalise (if asked) and rotate queries and keys, write K and V to the batch's slots."""
+        padded = torch.empty(self._num_padded, num_heads, self._head_dim, dtype=qkv.dtype, device=qkv.device)
         return rope_kv_write(
             qkv,
             self._cos_sin,
@@ -124,42 +137,66 @@ class CudaBackend:
             q_norm=q_norm,
             k_norm=k_norm,
             eps=eps,
+            out=padded[: len(qkv)],
         )
 
     def attention(self, q: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
         """Attend causally from every token of the batch to its request's slots.
 
         The decode kernel writes one row for each decode row that there is room for, zeros where none is; the prefill
-        kernel then writes those of its tokens.
+        kernel then writes those of its tokens. Padding rows may be left as they are.
+
+        Args:
+            q: From ``rope_kv_write``, which has left room behind it for as many decode rows.
+            kv_layer: One layer of the cache.
         """
-        num_tokens, num_heads, head_dim = q.shape
-        num_written = max(num_tokens, len(self._decode_rows))
-        out = torch.empty(num_written, num_heads, head_dim, dtype=q.dtype, device=q.device)
-        if self._decode_plan is not None:
+        padded_q = q.as_strided((self._num_padded, *q.shape[1:]), q.stride())
+        out = torch.empty_like(padded_q)
+        if self._decode is not None:
+            num_decode = len(self._decode.req_rows)
             decode_attention(
-                q,
+                padded_q[:num_decode],
                 kv_layer,
                 self._req_to_slots,
-                self._decode_rows,
-                self._decode_lens,
+                self._decode.req_rows,
+                self._decode.seq_lens,
                 scale=self._scale,
-                plan=self._decode_plan,
-                out=out,
+                plan=self._decode.plan,
+                out=out[:num_decode],
             )
-        if self._prefill_plan is not None:
+        for prefill in self._prefills:
             prefill_attention(
                 q,
                 kv_layer,
                 self._req_to_slots,
-                self._chunk_rows,
-                self._chunk_bounds,
-                self._chunk_lens,
+                prefill.req_rows,
+                prefill.bounds,
+                prefill.seq_lens,
                 scale=self._scale,
-                plan=self._prefill_plan,
+                plan=prefill.plan,
                 out=out,
             )
-        return out[:num_tokens]
+        return out[: len(q)]
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Map [n, 2 * width], gate then up, to silu(gate) * up."""
         return silu_mul(gate_up)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decode:
+    """What one launch of decode attention reads."""
+
+    req_rows: torch.Tensor
+    seq_lens: torch.Tensor
+    plan: DecodePlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """What one launch of prefill attention reads."""
+
+    req_rows: torch.Tensor
+    bounds: torch.Tensor
+    seq_lens: torch.Tensor
+    plan: PrefillPlan

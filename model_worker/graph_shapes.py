@@ -1,0 +1,136 @@
+"""The padded shapes for which graphs are recorded, and which of them a batch takes.
+
+They are spaced so that padding costs little: below 256 rows a product is bound by reading its weight, above it grows
+with the rows, in steps of the library's tiles. A batch that no shape has room for is launched kernel by kernel.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+
+from lightserve.kernels.prefill_attention import gather_len
+from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, Sampling, TailShape
+
+_MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+# Decode rows are planned by a kernel that is compiled for a power of two: few sizes, so that little has to be compiled.
+_DECODE_CAPACITIES = (1, 16, 64, 256, 1024)
+_DECODE_STEP = 256  # beyond the last capacity
+_FEW_ROWS = 96  # up to here products depend on the number of rows in more ways than one
+
+
+def row_sizes(num_rows: int) -> list[int]:
+    """Padded numbers of rows, the last at least ``num_rows``: steps of a quarter at most, and of 64 beyond 256."""
+    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256]
+    while sizes[-1] < num_rows:
+        sizes.append(sizes[-1] + (64 if sizes[-1] < 1024 else 256))
+    return sizes[: bisect_left(sizes, num_rows) + 1]
+
+
+class GraphShapes:
+    """Which shapes are recorded, and which one a batch takes.
+
+    Args:
+        num_rows: Most running requests.
+        max_tokens: Most tokens of one batch.
+
+    Attributes:
+        most_rows: Rows of the largest tail shape.
+        most_tokens: No forward shape, recorded or not, has more tokens.
+        largest_forward: No forward shape, recorded or not, has more of anything.
+    """
+
+    def __init__(self, num_rows: int, max_tokens: int) -> None:
+        self._rows = row_sizes(num_rows)
+        self._tokens = [size for size in _MIXED_TOKENS if size <= max_tokens]
+        self.most_rows = self._rows[-1]
+        self.most_tokens = max(max_tokens, self.most_rows)
+        self.largest_forward = ForwardShape(
+            self.most_tokens, _decode_capacity(self.most_rows), -(-num_rows // CHUNKS_PER_LAUNCH) * CHUNKS_PER_LAUNCH
+        )
+
+    @property
+    def all(self) -> Iterable[ForwardShape | TailShape]:
+        """All shapes, the largest of each kind first, so that the smaller ones find their memory allocated."""
+        return chain(self._forward, self._tail)
+
+    @property
+    def _forward(self) -> Iterable[ForwardShape]:
+        decode = (self._decode(rows) for rows in reversed(self._rows))
+        mixed = (self._mixed(tokens, has_decodes=True) for tokens in reversed(self._tokens))
+        prefill = (self._mixed(tokens, has_decodes=False) for tokens in reversed(self._tokens))
+        return chain(decode, mixed, prefill)
+
+    @staticmethod
+    def _decode(num_rows: int) -> ForwardShape:
+        return ForwardShape(num_rows, _decode_capacity(num_rows), 0)
+
+    def _mixed(self, num_tokens: int, *, has_decodes: bool) -> ForwardShape:
+        num_decode = _decode_capacity(min(num_tokens, self.most_rows)) if has_decodes else 0
+        return ForwardShape(num_tokens, num_decode, CHUNKS_PER_LAUNCH)
+
+    @property
+    def largest(self) -> list[ForwardShape | TailShape]:
+        """The shapes that between them take the most memory."""
+        mixed = [self._mixed(self._tokens[-1], has_decodes=True)] if self._tokens else []
+        tails = [TailShape(self.most_rows, sampling) for sampling in Sampling]
+        return [self._decode(self.most_rows), *mixed, *tails]
+
+    @property
+    def telling(self) -> Iterable[ForwardShape | TailShape]:
+        """Few shapes that between them need every kernel that any batch needs; to compile, not to run."""
+        rows = [size for size in self._rows if size <= _FEW_ROWS or size in (*_DECODE_CAPACITIES, self.most_rows)]
+        decode = [self._decode(size) for size in rows]
+        mixed = [self._mixed(size, has_decodes=True) for size in self._tokens[-1:]]
+        gathering = [replace(shape, copy_lens=(1024,)) for shape in mixed]
+        tails = [TailShape(size, sampling) for size in rows for sampling in Sampling]
+        return [*decode, *mixed, *gathering, *tails]
+
+    @property
+    def count(self) -> int:
+        """How many shapes are recorded."""
+        return len(list(self.all))
+
+    @property
+    def _tail(self) -> Iterable[TailShape]:
+        return (TailShape(rows, sampling) for rows in reversed(self._rows) for sampling in reversed(Sampling))
+
+    def forward_of(self, batch: HostBatch) -> ForwardShape | None:
+        """Choose the smallest recorded shape that a batch fits; None if there is none."""
+        if batch.num_chunks == 0:
+            size = _at_least(self._rows, batch.num_tokens)
+            return None if size is None else self._decode(size)
+        size = _at_least(self._tokens, batch.num_tokens)
+        if size is None or batch.num_chunks > CHUNKS_PER_LAUNCH:
+            return None
+        return self._mixed(size, has_decodes=batch.num_decode > 0)
+
+    def tail_of(self, num_sampled: int, sampling: Sampling) -> TailShape:
+        """Choose the smallest recorded shape that so many rows fit; they are at most ``num_rows``."""
+        return TailShape(self._rows[bisect_left(self._rows, num_sampled)], sampling)
+
+
+def eager_shape(batch: HostBatch) -> ForwardShape:
+    """Give the shape of a batch that no recorded one fits."""
+    chunk_lens = batch.extend_lens[batch.num_decode :].tolist()
+    seq_lens = batch.seq_lens[batch.num_decode :].tolist()
+    num_launches = -(-batch.num_chunks // CHUNKS_PER_LAUNCH)
+    launches = [slice(i * CHUNKS_PER_LAUNCH, (i + 1) * CHUNKS_PER_LAUNCH) for i in range(num_launches)]
+    return ForwardShape(
+        batch.num_tokens,
+        _decode_capacity(batch.num_decode),
+        num_launches * CHUNKS_PER_LAUNCH,
+        tuple(gather_len(chunk_lens[launch], seq_lens[launch]) for launch in launches),
+    )
+
+
+def _decode_capacity(num_decode: int) -> int:
+    if num_decode > _DECODE_CAPACITIES[-1]:
+        return -(-num_decode // _DECODE_STEP) * _DECODE_STEP
+    return _DECODE_CAPACITIES[bisect_left(_DECODE_CAPACITIES, num_decode)] if num_decode else 0
+
+
+def _at_least(sizes: list[int], size: int) -> int | None:
+    index = bisect_left(sizes, size)
+    return sizes[index] if index < len(sizes) else None
