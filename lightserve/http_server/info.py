@@ -2,7 +2,7 @@
 
 * ``/liveness``: 200 while the process answers.
 * ``/readiness`` and ``/health``: 200 when requests are taken and answered; 503 while starting, draining or down, and
-  when requests have been open for 20 s, or four times the longest step so far, without a sign of life of the engine.
+  when requests have been open for 20 s, or four times the longest step of late, without a sign of life of the engine.
 """
 
 from typing import Any

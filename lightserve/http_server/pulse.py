@@ -1,7 +1,7 @@
 """Signs of life of the engine while requests wait for it: how long it has been silent, and whether that is too long.
 
 Every step of the router that changes anything is heard of. How long a step may take depends on model and machine (512
-prompt tokens of an 8B model on a laptop's CPU: over a minute), so the limit follows the longest one so far.
+prompt tokens of an 8B model on a laptop's CPU: over a minute), so the limit follows the longest one of late.
 """
 
 import time
@@ -10,6 +10,7 @@ from collections.abc import Callable
 LEAST_LIMIT_S = 20.0
 _MOST_LIMIT_S = 600.0
 _PATIENCE = 4  # times the longest silence that ended well
+_FADING = 0.9995  # of what is remembered, with each sign of life: a hiccup is forgotten after a few thousand steps
 
 
 class Pulse:
@@ -30,7 +31,7 @@ class Pulse:
 
     def hear(self) -> None:
         """Note a sign of life while requests wait."""
-        self._longest_s = max(self._longest_s, self.silence_s)
+        self._longest_s = max(_FADING * self._longest_s, self.silence_s)
         self.start()
 
     @property
