@@ -44,6 +44,7 @@ ensure_environment() {
   if [ "$(cat "$stamp" 2>/dev/null)" != "$(fingerprint)" ] || ! "$root/.venv/bin/python" -c '' 2>/dev/null; then
     install_environment "$extra"
     fingerprint >"$stamp"
+    fingerprint >"$root/.venv/.installed-serve" # whatever was asked for, lightserve is there
   fi
   exec 9<&-
 }

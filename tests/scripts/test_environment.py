@@ -49,7 +49,10 @@ class Clone:
         return path
 
     def serve(self, *flags: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        command = [str(self.root / "scripts" / "serve"), *flags]
+        return self.run("serve", *flags, **environment)
+
+    def run(self, script: str, *flags: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        command = [str(self.root / "scripts" / script), *flags]
         return subprocess.run(command, env={"PATH": str(self.bin), **environment}, capture_output=True, text=True)
 
     @property
@@ -81,6 +84,18 @@ def test_the_second_start_installs_nothing(clone: Clone) -> None:
 
     assert clone.serve("--port", "1").stdout == "lightserve serve --port 1 PYTHONSAFEPATH=1\n"
     assert clone.events == events
+
+
+def test_the_environment_of_the_tests_serves_too_but_not_the_other_way_round(clone: Clone) -> None:
+    clone.add_python("python3")
+
+    for script in ("serve", "test", "serve", "test"):
+        clone.run(script)
+
+    made, for_serve, for_test = clone.events
+    assert made == "venv python3"
+    assert for_serve.endswith(str(clone.root))
+    assert for_test.endswith(f"{clone.root}[test]")
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
