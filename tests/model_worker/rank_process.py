@@ -1,4 +1,7 @@
-"""One tensor-parallel rank as a program: ``rank_process.py FOLDER RANK`` prints what it generated as JSON."""
+"""One tensor-parallel rank as a program: ``rank_process.py FOLDER RANK`` runs every model in the folder.
+
+Prints what they generated, as JSON.
+"""
 
 import json
 import sys
@@ -8,7 +11,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from lightserve.model_worker.tensor_parallel import join_ranks
+from lightserve.model_worker.tensor_parallel import Ranks, join_ranks
 from lightserve.sampling_params import SamplingParams
 from tests.model_worker.tiny_engine import CPU, generate, open_engine, random_prompts
 
@@ -23,9 +26,15 @@ SAMPLING = [
 def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     ranks = join_ranks(str(folder), rank, 2, CPU)
-    reqs = generate(open_engine(folder, ranks=ranks), PROMPTS, SAMPLING, chunk=7)
-    json.dump([(req.output_ids, req.logprobs) for req in reqs], sys.stdout)
+    models = sorted(path for path in folder.iterdir() if path.is_dir())
+    json.dump({path.name: run(path, ranks) for path in models}, sys.stdout)
     ranks.leave()
+
+
+def run(model: Path, ranks: Ranks) -> list[tuple[list[int], list[float]]]:
+    """Ids and log-probabilities of every prompt."""
+    reqs = generate(open_engine(model, ranks=ranks), PROMPTS, SAMPLING, chunk=7)
+    return [(req.output_ids, req.logprobs) for req in reqs]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The sampler: each row by its own request's parameters."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -47,7 +49,7 @@ class Rows:
         return StepPlan(0, b"", [], b"", *chunks, pack_int32(range(sum(lens))))
 
 
-def params(**changes: float) -> SamplingParams:
+def params(**changes: Any) -> SamplingParams:
     return msgspec.structs.replace(GREEDY, **changes)
 
 

@@ -4,28 +4,45 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lightserve.model_worker.tensor_parallel import SingleRank
 from tests.model_worker import rank_process
-from tests.model_worker.rank_process import PROMPTS, SAMPLING
 from tests.model_worker.references import make_reference
-from tests.model_worker.tiny_engine import generate, open_engine
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),  # both ranks hold a copy
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "num_kv_heads"),
-    [("llama", 2), ("llama", 1), ("qwen2", 2), ("qwen3", 1)],  # of one kv head, both ranks hold a copy
-)
-def test_two_ranks_sample_the_ids_of_one(architecture: str, num_kv_heads: int, tmp_path: Path) -> None:
-    make_reference(architecture, tmp_path, num_key_value_heads=num_kv_heads)
-    expected = generate(open_engine(tmp_path), PROMPTS, SAMPLING, chunk=7)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, (architecture, overrides) in MODELS.items():
+        make_reference(architecture, folder / name, **overrides)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, Any]]:
+    """What each rank generated, by model."""
     processes = [
-        subprocess.Popen([sys.executable, rank_process.__file__, str(tmp_path), str(rank)], stdout=subprocess.PIPE)
+        subprocess.Popen([sys.executable, rank_process.__file__, str(folder), str(rank)], stdout=subprocess.PIPE)
         for rank in range(2)
     ]
-    for process in processes:
-        found = json.loads(process.communicate()[0])
-        assert [ids for ids, _ in found] == [req.output_ids for req in expected]
-        for (_, logprobs), req in zip(found, expected, strict=True):
-            assert logprobs == pytest.approx(req.logprobs, abs=1e-3)
+    return [json.loads(process.communicate()[0]) for process in processes]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_ranks_sample_the_ids_of_one(name: str, folder: Path, found: list[dict[str, Any]]) -> None:
+    expected = rank_process.run(folder / name, SingleRank())
+    for by_model in found:
+        for (ids, logprobs), (expected_ids, expected_logprobs) in zip(by_model[name], expected, strict=True):
+            assert ids == expected_ids
+            assert logprobs == pytest.approx(expected_logprobs, abs=1e-3)
