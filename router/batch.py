@@ -51,6 +51,11 @@ class Batch:
         """Whether no row is free."""
         return not self._free_rows
 
+    @property
+    def max_slots(self) -> int:
+        """Most slots that the running requests would hold if all went on to their ends."""
+        return int(self.final_lens[self.req_ids >= 0].sum())
+
     def add(self, req: Req) -> None:
         """Give a request a row."""
         row = self._free_rows.pop()

@@ -118,14 +118,13 @@ class Scheduler:
 
     def load(self) -> LoadMsg:
         """Tell how full the server is."""
-        promised = self._admission.peak()
         return LoadMsg(
             num_running=self.num_running,
             num_waiting=self.num_waiting,
             used_slots=self.used_slots,
             cached_slots=self._cache.num_unlocked,
-            promised_slots=promised,
-            dynamic_slots=promised + self._queue.max_slots,
+            promised_slots=self._admission.peak(),
+            requested_slots=self._batch.max_slots + self._queue.max_slots,
             max_total_token_num=self._limits.max_total_token_num,
         )
 

@@ -127,6 +127,6 @@ def _token_load(front: FrontEnd) -> dict[str, float]:
         return {"current_load": 0.0, "logical_max_load": 0.0, "dynamic_max_load": 0.0}
     return {
         "current_load": load.used_slots / load.max_total_token_num,
-        "logical_max_load": load.promised_slots / load.max_total_token_num,
-        "dynamic_max_load": load.dynamic_slots / load.max_total_token_num,
+        "logical_max_load": load.requested_slots / load.max_total_token_num,
+        "dynamic_max_load": load.promised_slots / load.max_total_token_num,
     }

@@ -49,11 +49,11 @@ def test_the_load_is_sent_only_when_it_changed() -> None:
     assert harness.loads == [IDLE]
 
 
-def test_the_dynamic_load_counts_the_waiting() -> None:
+def test_the_promise_counts_the_running_and_the_request_all() -> None:
     harness = Harness(running_max_req_size=1)
     for req_id in range(3):
         harness.submit(req_id, [req_id] * 10, SamplingParams(21, ignore_eos=True))
     harness.turn()
     assert harness.loads[-1].promised_slots == 30
-    assert harness.loads[-1].dynamic_slots == 90
+    assert harness.loads[-1].requested_slots == 90
     assert harness.loads[-1].used_slots == 10

@@ -87,7 +87,7 @@ def test_clients_that_vanish_while_they_wait_leave_the_queue(model_dir: Path) ->
     async def vanish(url: str) -> None:
         async with open_client(url) as client:
             streams = OpenStreams(client, [generation(prompt(n), 150) for n in range(20)])
-            while float(str(get_json(url, "/token_load")["dynamic_max_load"])) < 10:
+            while float(str(get_json(url, "/token_load")["logical_max_load"])) < 10:
                 await asyncio.sleep(0.02)
             streams.leave()
 

@@ -76,11 +76,11 @@ def test_the_load_is_given_as_shares_of_the_pool(server: LiveServer) -> None:
         used_slots=100,
         cached_slots=0,
         promised_slots=300,
-        dynamic_slots=500,
+        requested_slots=500,
         max_total_token_num=400,
     )
     server.call(lambda: server.engine.on_load(load))
-    expected = {"current_load": 0.25, "logical_max_load": 0.75, "dynamic_max_load": 1.25}
+    expected = {"current_load": 0.25, "logical_max_load": 1.25, "dynamic_max_load": 0.75}
     assert server.client.get("/token_load").json() == expected
 
 
