@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import socket
+import struct
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +15,7 @@ from lightserve.ipc.messages import GenerateMsg
 from tests.lightserve.http_server.endpoints import ENDPOINTS, Endpoint
 from tests.lightserve.http_server.fake_engine import Script
 from tests.lightserve.http_server.live_server import LiveServer
+from tests.lightserve.http_server.raw_client import connect, request
 
 STREAMED = [endpoint for endpoint in ENDPOINTS if endpoint.streamed]
 WHOLE = [endpoint for endpoint in ENDPOINTS if not endpoint.streamed]
@@ -77,6 +80,23 @@ def test_late_events_of_a_client_that_left_are_dropped_quietly(
         server.until_idle()
     assert len(server.engine.aborts) == 1
     assert len(caplog.records) <= 2
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=str)
+@pytest.mark.parametrize("resets", [False, True])
+def test_clients_that_vanish_at_any_stage_leave_nothing(server: LiveServer, endpoint: Endpoint, resets: bool) -> None:
+    server.engine.script_for = endless
+    whole = request(endpoint.path, endpoint.body())
+    for num_bytes in range(0, len(whole) + 1, len(whole) // 8):
+        with connect(server) as connection:
+            connection.sendall(whole[:num_bytes])
+            if resets:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with connect(server) as connection:
+        connection.sendall(whole)
+        server.until(lambda: server.engine.num_running > 0)
+    server.until_idle()
+    assert aborted_ids(server) == sorted(message.req_id for message in server.engine.requests)
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=str)
