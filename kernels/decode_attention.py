@@ -95,7 +95,8 @@ def plan_decode(
     (num_reqs,) = seq_lens.shape
     device = seq_lens.device
     num_packs = num_kv_heads // _heads_per_pack(num_heads, num_kv_heads, head_dim)
-    one_wave = PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device) // num_packs
+    rule = launch_rule(num_reqs, num_packs, device)
+    one_wave = rule.programs * num_multiprocessors(device) // num_packs
     # beyond one wave, half as many items again as requests keep the longest from being the last to end
     max_items = max(one_wave, num_reqs * 3 // 2, 1)
     plan = DecodePlan(
@@ -114,7 +115,7 @@ def plan_decode(
             num_reqs,
             max_items,
             MIN_CHUNK,
-            BLOCK_TOKENS=BLOCK_TOKENS,
+            CHUNK_STEP=CHUNK_STEP,
             BLOCK_REQS=triton.next_power_of_2(num_reqs),
             num_warps=4,
             **dependent_launch(seq_lens),
@@ -162,6 +163,8 @@ def decode_attention(
         plan = plan_decode(req_rows, seq_lens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
     pack = _heads_per_pack(num_heads, num_kv_heads, head_dim)
     rows = pack * num_heads // num_kv_heads
+    rule = launch_rule(num_reqs, num_kv_heads // pack, q.device)
+    block_dim = triton.next_power_of_2(pack * head_dim)
     merge_later = 2 * num_reqs <= plan.items.shape[0]
     _decode_attention_kernel[(plan.items.shape[0] * num_kv_heads // pack,)](
         q,
@@ -182,12 +185,12 @@ def decode_attention(
         HEAD_DIM=head_dim,
         PACK_DIM=pack * head_dim,
         BLOCK_ROWS=max(triton.next_power_of_2(rows), 16),  # tl.dot takes no fewer
-        BLOCK_DIM=triton.next_power_of_2(pack * head_dim),
-        BLOCK_TOKENS=BLOCK_TOKENS,
+        BLOCK_DIM=block_dim,
+        BLOCK_TOKENS=_block_tokens(rule, block_dim * kv_layer.itemsize),
         PREFETCH_TOKENS=PREFETCH_TOKENS,
         MERGE=not merge_later,
-        num_warps=NUM_WARPS,
-        num_stages=NUM_STAGES,
+        num_warps=rule.num_warps,
+        num_stages=rule.num_stages,
         **dependent_launch(q),
     )
     if merge_later:
@@ -211,12 +214,33 @@ def _heads_per_pack(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
 
 
 LOG2_E = 1.4426950408889634
-BLOCK_TOKENS = 32
-NUM_WARPS = 1
-NUM_STAGES = 7  # three tiles in flight: the slots' own loads take every other stage
-PREFETCH_TOKENS = 128
-MIN_CHUNK = 256
-PROGRAMS_PER_MULTIPROCESSOR = 4  # as many as fit at once
+MIN_CHUNK = 128
+CHUNK_STEP = 64  # a multiple of every tile
+PREFETCH_TOKENS = 0
+
+
+@dataclass(frozen=True)
+class LaunchRule:
+    """Tokens per tile, warps, pipeline stages (two per tile in flight: one for its slots), programs that fit at once."""
+
+    block_tokens: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+
+FEW = LaunchRule(block_tokens=64, num_warps=2, num_stages=7, programs=1)
+MANY = LaunchRule(block_tokens=32, num_warps=1, num_stages=7, programs=4)
+
+
+def launch_rule(num_reqs: int, num_packs: int, device: torch.device) -> LaunchRule:
+    """Choose by how well whole requests fill the device."""
+    return FEW if num_reqs * num_packs <= 2 * num_multiprocessors(device) else MANY
+
+
+def _block_tokens(rule: LaunchRule, row_bytes: int) -> int:
+    """Keep a tile as large in memory whatever a row takes."""
+    return max(min(rule.block_tokens, rule.block_tokens * 256 // row_bytes), 16)
 
 
 @triton.jit
@@ -228,7 +252,7 @@ def _plan_kernel(
     num_reqs,
     max_items,
     min_chunk,
-    BLOCK_TOKENS: tl.constexpr,
+    CHUNK_STEP: tl.constexpr,
     BLOCK_REQS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -237,16 +261,16 @@ def _plan_kernel(
     wait_for_previous(PDL)
     seq_len = tl.load(seq_lens + req, mask=inside, other=0)
     req_row = tl.load(req_rows + req, mask=inside, other=0)
-    # the smallest chunk, in tiles, that cuts all requests into no more than max_items
-    low = tl.cdiv(min_chunk, BLOCK_TOKENS)
-    high = tl.maximum(low, tl.cdiv(tl.max(seq_len), BLOCK_TOKENS))
+    # the smallest chunk, in steps, that cuts all requests into no more than max_items
+    low = tl.cdiv(min_chunk, CHUNK_STEP)
+    high = tl.maximum(low, tl.cdiv(tl.max(seq_len), CHUNK_STEP))
     while low < high:
         middle = (low + high) // 2
-        fits = tl.sum(tl.where(inside, _num_items(seq_len, middle * BLOCK_TOKENS), 0)) <= max_items
+        fits = tl.sum(tl.where(inside, _num_items(seq_len, middle * CHUNK_STEP), 0)) <= max_items
         high = tl.where(fits, middle, high)
         low = tl.where(fits, low, middle + 1)
-    even = tl.cdiv(seq_len, _num_items(seq_len, high * BLOCK_TOKENS))
-    chunk = tl.maximum(tl.cdiv(even, BLOCK_TOKENS), 1) * BLOCK_TOKENS
+    even = tl.cdiv(seq_len, _num_items(seq_len, high * CHUNK_STEP))
+    chunk = tl.maximum(tl.cdiv(even, CHUNK_STEP), 1) * CHUNK_STEP
     num_items = tl.where(inside, _num_items(seq_len, chunk), 0)
     first = tl.cumsum(num_items) - num_items
     tl.store(requests + req * 2, first, mask=inside)
@@ -395,7 +419,7 @@ def _merge_kernel(
     num_items = tl.load(requests + req * 2 + 1)
     wait_for_previous(PDL)
     if num_items > 1:
-        _merge(partial_out, partial_lse, out, req, first_item, num_items, tl.program_id(1), 1, NUM_HEADS, HEAD_DIM, 64)
+        _merge(partial_out, partial_lse, out, req, first_item, num_items, tl.program_id(1), 1, NUM_HEADS, HEAD_DIM, 32)
 
 
 @triton.jit

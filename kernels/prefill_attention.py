@@ -5,7 +5,7 @@ The query tokens of request i are rows [cu_seqlens[i], cu_seqlens[i + 1]) of q a
 
 ``plan_prefill`` cuts the requests into tiles of query tokens on the device, once a step for all layers. One program per
 tile and kv head. Its rows are the tile's tokens times the query heads of the group: they share each K and V, and a short
-chunk fills a tile as well as a long one. The tiles with the most keys start first. Keys before the tile's first token need
+chunk fills a tile as well as a long one. Those with the most keys start first. Keys before the tile's first token need
 no mask; the rest take a second loop. Scores, softmax and sums in float32.
 
 K and V are read through the Token Table slot by slot, or, where the queries are many for the keys (``gather_len``), copied
@@ -71,7 +71,7 @@ def gather_len(extend_lens: Sequence[int], seq_lens: Sequence[int]) -> int:
         extend_lens: Query tokens of each request.
         seq_lens: Keys of each request, at least as many.
     """
-    num_keys = sum(triton.cdiv(seq_len, BLOCK_KEYS) * BLOCK_KEYS for seq_len in seq_lens)
+    num_keys = sum(triton.cdiv(seq_len, GATHERED.block_keys) for seq_len in seq_lens) * GATHERED.block_keys
     num_scores = sum(n * (s - n / 2) for n, s in zip(extend_lens, seq_lens, strict=True))
     return num_keys if num_keys <= MAX_GATHER_LEN and num_scores >= MIN_QUERIES_PER_KEY * num_keys else 0
 
@@ -100,7 +100,8 @@ def plan_prefill(
         copy_len: ``gather_len`` to copy K and V side by side first, 0 to read them through the Token Table.
     """
     (num_reqs,) = seq_lens.shape
-    tile_tokens = max(BLOCK_ROWS * num_kv_heads // num_heads, 1)
+    rule = GATHERED if copy_len else SCATTERED
+    tile_tokens = max(rule.block_rows * num_kv_heads // num_heads, 1)
     max_tiles = num_reqs + num_tokens // tile_tokens
     tiles = torch.empty(max_tiles, 4, dtype=torch.int32, device=seq_lens.device)
     slots = torch.empty(copy_len, dtype=torch.int32, device=seq_lens.device)
@@ -116,9 +117,8 @@ def plan_prefill(
             max_tiles,
             TILE_TOKENS=tile_tokens,
             GATHER=copy_len > 0,
-            BLOCK_KEYS=BLOCK_KEYS,
+            BLOCK_KEYS=rule.block_keys,
             BLOCK_REQS=triton.next_power_of_2(num_reqs),
-            BLOCK_LEVELS=16,
             num_warps=4,
             **dependent_launch(seq_lens),
         )
@@ -130,7 +130,7 @@ def plan_prefill(
             first_keys,
             slots,
             req_to_slots.stride(0),
-            BLOCK_KEYS=BLOCK_KEYS,
+            BLOCK_KEYS=rule.block_keys,
             BLOCK=1024,
             num_warps=4,
             **dependent_launch(seq_lens),
@@ -186,10 +186,12 @@ def prefill_attention(
     if num_tokens == 0 or plan.tiles.shape[0] == 0:
         return out
     gathered = len(plan.slots) > 0
+    rule = GATHERED if gathered else SCATTERED
     block_dim = triton.next_power_of_2(head_dim)
+    block_keys = _block_keys(rule, block_dim * kv_layer.itemsize)
     _prefill_attention_kernel[(plan.tiles.shape[0] * num_kv_heads,)](
         q,
-        _gather(kv_layer, plan.slots, block_dim) if gathered else kv_layer,
+        _gather(kv_layer, plan.slots, [block_keys, block_dim]) if gathered else kv_layer,
         req_to_slots,
         out,
         plan.tiles,
@@ -202,23 +204,36 @@ def prefill_attention(
         HEAD_DIM=head_dim,
         GATHERED=gathered,
         BLOCK_DIM=block_dim,
-        BLOCK_ROWS=BLOCK_ROWS,
-        BLOCK_KEYS=BLOCK_KEYS,
-        num_warps=NUM_WARPS,
-        # the slots' own loads take every other stage
-        num_stages=NUM_STAGES if gathered else 2 * NUM_STAGES - 1,
+        BLOCK_ROWS=rule.block_rows,
+        BLOCK_KEYS=block_keys,
+        num_warps=rule.num_warps if block_dim <= 128 else 8,
+        num_stages=rule.num_stages,
         **dependent_launch(q),
     )
     return out
 
 
-BLOCK_ROWS = 64
-BLOCK_KEYS = 64
-NUM_WARPS = 4
-NUM_STAGES = 3
+@dataclass(frozen=True)
+class LaunchRule:
+    """Tile of queries times keys, warps, pipeline stages."""
+
+    block_rows: int
+    block_keys: int
+    num_warps: int
+    num_stages: int
 
 
-def _gather(kv_layer: torch.Tensor, slots: torch.Tensor, block_dim: int) -> TensorDescriptor:
+# Two programs on a multiprocessor, one's softmax under the other's products.
+GATHERED = LaunchRule(block_rows=64, block_keys=64, num_warps=4, num_stages=3)
+SCATTERED = LaunchRule(block_rows=128, block_keys=32, num_warps=4, num_stages=3)
+
+
+def _block_keys(rule: LaunchRule, row_bytes: int) -> int:
+    """Keep a tile as large in memory whatever a row takes."""
+    return max(min(rule.block_keys, rule.block_keys * 256 // row_bytes), 16)
+
+
+def _gather(kv_layer: torch.Tensor, slots: torch.Tensor, tile: list[int]) -> TensorDescriptor:
     """Copy the slots' K and V side by side; describe the copy by tiles of one head's keys or values."""
     width = kv_layer[0].numel()
     copy = torch.empty(len(slots), width, dtype=kv_layer.dtype, device=kv_layer.device)
@@ -234,7 +249,7 @@ def _gather(kv_layer: torch.Tensor, slots: torch.Tensor, block_dim: int) -> Tens
         num_warps=8,
         **dependent_launch(kv_layer),
     )
-    return TensorDescriptor(copy, [len(slots), width], [width, 1], [BLOCK_KEYS, block_dim])
+    return TensorDescriptor(copy, [len(slots), width], [width, 1], tile)
 
 
 @triton.jit
@@ -250,7 +265,6 @@ def _plan_kernel(
     GATHER: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_REQS: tl.constexpr,
-    BLOCK_LEVELS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     req = tl.arange(0, BLOCK_REQS)
@@ -265,22 +279,23 @@ def _plan_kernel(
         source = tl.cumsum(filled_len) - filled_len
         tl.store(first_keys + req, source, mask=inside)
     num_tiles = tl.cdiv(extend_len, TILE_TOKENS)
-    # level by level from every request's last tile, the one with the most keys, to its first
-    written = 0
-    for start in range(0, tl.max(num_tiles), BLOCK_LEVELS):
-        level = start + tl.arange(0, BLOCK_LEVELS)[:, None]
-        tile = num_tiles[None, :] - 1 - level  # [BLOCK_LEVELS, BLOCK_REQS]
-        exists = tile >= 0
-        in_level = tl.sum(exists.to(tl.int32), 1)
-        index = written + tl.cumsum(in_level)[:, None] - in_level[:, None] + tl.cumsum(exists.to(tl.int32), 1) - 1
-        record = tiles + index * 4
-        offset = tile * TILE_TOKENS
-        tl.store(record, tl.broadcast_to(source[None, :], exists.shape), mask=exists)
-        tl.store(record + 1, first_row[None, :] + offset, mask=exists)
-        tl.store(record + 2, (seq_len - extend_len)[None, :] + offset, mask=exists)
-        tl.store(record + 3, tl.minimum(extend_len[None, :] - offset, TILE_TOKENS), mask=exists)
-        written += tl.sum(in_level)
-    for start in range(written, max_tiles, BLOCK_REQS):
+    # the request with the most keys first, each from its last tile to its first: no heavy tile is left for the end, and
+    # programs that run together read the same keys
+    first_tile = tl.zeros([BLOCK_REQS], tl.int32)
+    for other in range(0, num_reqs):
+        other_len = tl.load(seq_lens + other)
+        other_extend = tl.load(cu_seqlens + other + 1) - tl.load(cu_seqlens + other)
+        goes_before = (other_len > seq_len) | ((other_len == seq_len) & (other < req))
+        first_tile += tl.where(goes_before, tl.cdiv(other_extend, TILE_TOKENS), 0)
+    for i in range(0, tl.max(num_tiles)):
+        record = tiles + (first_tile + i) * 4
+        offset = (num_tiles - 1 - i) * TILE_TOKENS
+        mine = i < num_tiles
+        tl.store(record, source, mask=mine)
+        tl.store(record + 1, first_row + offset, mask=mine)
+        tl.store(record + 2, seq_len - extend_len + offset, mask=mine)
+        tl.store(record + 3, tl.minimum(extend_len - offset, TILE_TOKENS), mask=mine)
+    for start in range(tl.sum(num_tiles), max_tiles, BLOCK_REQS):
         tl.store(tiles + (start + req) * 4 + 3, 0, mask=start + req < max_tiles)
 
 

@@ -461,8 +461,8 @@ def _draw(
                     TILE,
                     CANDIDATES,
                 )
-            if p < 1:
                 _, mass = _weigh(source, best, inverse_temperature, limit, vocab_size, TILE)
+            if p < 1:
                 upper = tl.minimum(limit, tl.log(vocab_size / ((1 - p) * mass)) + 0.001)
                 limit = _smallest_limit(
                     source,

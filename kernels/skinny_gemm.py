@@ -1,9 +1,8 @@
 """x · weightᵀ for few rows of x, where reading the weight is all the cost.
 
-One row: a program multiplies a few whole rows of the weight, loaded before it waits for the kernel that makes x. More rows:
-the weight is cut into tiles, [block_n, block_k] each, and every program takes an equal share of them in row order, so that
-no multiprocessor is left without work (stream-K). Where a share ends inside a row of tiles, its programs' partial sums meet
-in the last to arrive, which adds them in a fixed order. Products and sums in float32.
+One row: a program multiplies one whole row of the weight, loaded before it waits for the kernel that makes x. More rows: a
+program takes some rows of the weight and a part of k, streamed through the tensor cores; the last part to arrive adds all of
+them in a fixed order. Products and sums in float32.
 """
 
 import functools
@@ -14,7 +13,7 @@ import triton
 import triton.language as tl
 
 from lightserve.kernels.dot import dot
-from lightserve.kernels.launch import dependent_launch, num_multiprocessors, wait_for_previous
+from lightserve.kernels.launch import dependent_launch, prefetch, wait_for_previous
 
 MAX_ROWS = 64
 
@@ -56,11 +55,11 @@ def skinny_gemm(
 
 @dataclass(frozen=True)
 class TileRule:
-    """How the weight is cut: tile, programs per multiprocessor, warps, pipeline stages, operands swapped."""
+    """How the weight is cut: tile, parts of k, warps, pipeline stages, whether the weight is the left operand."""
 
     block_n: int
     block_k: int
-    programs: int
+    split_k: int
     num_warps: int
     num_stages: int
     swap: bool
@@ -68,7 +67,7 @@ class TileRule:
 
 def launch_rule(m: int, n: int, k: int) -> TileRule:
     """Choose the tiles of more than one row."""
-    return TileRule(block_n=64, block_k=64, programs=2, num_warps=4, num_stages=5, swap=True)
+    return TileRule(block_n=64, block_k=128, split_k=1, num_warps=4, num_stages=4, swap=True)
 
 
 def _launch_whole_rows(
@@ -96,12 +95,8 @@ def _launch_tiles(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, rule: TileRule
 ) -> None:
     (m, k), n = x.shape, weight.shape[0]
-    depth = triton.cdiv(k, rule.block_k)
-    num_tiles = triton.cdiv(n, rule.block_n) * depth
-    share = triton.cdiv(num_tiles, rule.programs * num_multiprocessors(x.device))
-    max_parts = triton.cdiv(depth, share) + 1
-    partial = torch.empty(max_parts, m, n, dtype=torch.float32, device=x.device)
-    _tiles_kernel[(triton.cdiv(num_tiles, share),)](
+    partial = torch.empty(rule.split_k if rule.split_k > 1 else 0, m, n, dtype=torch.float32, device=x.device)
+    _tiles_kernel[(triton.cdiv(n, rule.block_n) * rule.split_k,)](
         x,
         weight,
         weight if bias is None else bias,
@@ -112,12 +107,13 @@ def _launch_tiles(
         n,
         k,
         x.stride(0),
-        share,
         BLOCK_M=max(triton.next_power_of_2(m), 16),  # tl.dot takes no fewer rows
         BLOCK_N=rule.block_n,
         BLOCK_K=rule.block_k,
+        SPLIT_K=rule.split_k,
         SWAP=rule.swap,
-        EVEN_K=k % rule.block_k == 0,
+        PREFETCH_K=PREFETCH_K,
+        EVEN_K=k % (rule.block_k * rule.split_k) == 0,
         BIAS=bias is not None,
         num_warps=rule.num_warps,
         num_stages=rule.num_stages,
@@ -125,13 +121,14 @@ def _launch_tiles(
     )
 
 
-MAX_TILE_ROWS = 1 << 16
+MAX_TILES = 1 << 16
+PREFETCH_K = 0
 
 
 @functools.cache
 def _arrivals(device: torch.device) -> torch.Tensor:
     """Make the counters of parts that are done; zeros between launches, so launches on one stream share them."""
-    return torch.zeros(MAX_TILE_ROWS, dtype=torch.int32, device=device)
+    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 
 @triton.jit
@@ -174,124 +171,63 @@ def _tiles_kernel(
     n,
     k,
     x_stride,
-    share,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     SWAP: tl.constexpr,
+    PREFETCH_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    depth = tl.cdiv(k, BLOCK_K)
-    first = tl.program_id(0) * share
-    last = tl.minimum(first + share, tl.cdiv(n, BLOCK_N) * depth) - 1
+    tile = tl.program_id(0) // SPLIT_K
+    part = tl.program_id(0) % SPLIT_K
+    part_len = tl.cdiv(k, BLOCK_K * SPLIT_K) * BLOCK_K
     row = tl.arange(0, BLOCK_M)
+    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)[None, :]
     # rows and columns past the end repeat the last one: no mask
     x_line = x + tl.minimum(row, m - 1)[:, None] * x_stride + inner
+    weight_row = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k
+    if PDL and PREFETCH_K > 0:
+        ahead = part * part_len + tl.arange(0, PREFETCH_K // 64)[None, :] * 64
+        prefetch(weight_row + tl.minimum(ahead, k - 1))
+    wait_for_previous(PDL)
     if SWAP:  # the weight's rows are many enough for the wide matrix instructions, those of x are not
         total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     else:
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    wait_for_previous(PDL)
-    for tile in range(first, last + 1):
-        tile_row = tile // depth
-        start = (tile % depth) * BLOCK_K
-        column = tile_row * BLOCK_N + tl.arange(0, BLOCK_N)
-        weight_line = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k + inner
+    for start in range(part * part_len, tl.minimum((part + 1) * part_len, k), BLOCK_K):
         if EVEN_K:
             x_tile = tl.load(x_line + start)
-            weight_tile = tl.load(weight_line + start)
+            weight_tile = tl.load(weight_row + inner + start)
         else:
             x_tile = tl.load(x_line + start, mask=start + inner < k, other=0)
-            weight_tile = tl.load(weight_line + start, mask=start + inner < k, other=0)
+            weight_tile = tl.load(weight_row + inner + start, mask=start + inner < k, other=0)
         if SWAP:
             total = dot(weight_tile, tl.trans(x_tile), total)
         else:
             total = dot(x_tile, tl.trans(weight_tile), total)
-        if (start + BLOCK_K >= k) | (tile == last):
-            _write_row(total, out, bias, partial, tile_row, share, depth, m, n, BLOCK_M, BLOCK_N, SWAP, BIAS)
-            total = tl.zeros(total.shape, tl.float32)
-    # only a program's first and last row can be shared with its neighbours
-    tl.debug_barrier()  # all threads' stores before the one thread's arrival
-    _arrive(out, bias, partial, arrivals, first // depth, share, depth, m, n, BLOCK_M, BLOCK_N, BIAS)
-    if last // depth > first // depth:
-        _arrive(out, bias, partial, arrivals, last // depth, share, depth, m, n, BLOCK_M, BLOCK_N, BIAS)
-
-
-@triton.jit
-def _parts_of_row(tile_row, share, depth):
-    """Tell which programs' shares a row of tiles lies in: the first, and how many."""
-    first_program = tile_row * depth // share
-    return first_program, ((tile_row + 1) * depth - 1) // share - first_program + 1
-
-
-@triton.jit
-def _write_row(
-    total,
-    out,
-    bias,
-    partial,
-    tile_row,
-    share,
-    depth,
-    m,
-    n,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SWAP: tl.constexpr,
-    BIAS: tl.constexpr,
-):
-    """Write a program's sums of a row of tiles: to ``out`` when they are all of it, else as a part."""
-    row = tl.arange(0, BLOCK_M)
-    column = tile_row * BLOCK_N + tl.arange(0, BLOCK_N)
     if SWAP:
         place = row[None, :] * n + column[:, None]
         inside = (row < m)[None, :] & (column < n)[:, None]
     else:
         place = row[:, None] * n + column[None, :]
         inside = (row < m)[:, None] & (column < n)[None, :]
-    first_program, num_parts = _parts_of_row(tile_row, share, depth)
-    if num_parts == 1:
+    finished = True
+    if SPLIT_K > 1:
+        tl.store(partial + part * m * n + place, total, mask=inside)
+        tl.debug_barrier()  # all threads' stores before the one thread's arrival
+        finished = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLIT_K - 1
+        if finished:
+            tl.store(arrivals + tile, 0)
+            total = tl.zeros(total.shape, tl.float32)
+            for i in tl.static_range(SPLIT_K):
+                # .cg: other multiprocessors wrote these, so the first-level cache is no place to look
+                total += tl.load(partial + i * m * n + place, mask=inside, other=0, cache_modifier=".cg")
+    if finished:
         if BIAS:
             offset = tl.load(bias + column, mask=column < n, other=0).to(tl.float32)
             total += offset[:, None] if SWAP else offset[None, :]
         tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
-    else:
-        part = (tl.program_id(0) - first_program).to(tl.int64)
-        tl.store(partial + part * m * n + place, total, mask=inside)
-
-
-@triton.jit
-def _arrive(
-    out,
-    bias,
-    partial,
-    arrivals,
-    tile_row,
-    share,
-    depth,
-    m,
-    n,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BIAS: tl.constexpr,
-):
-    """Count a program's part of a row of tiles as done; the last to arrive adds the parts up."""
-    first_program, num_parts = _parts_of_row(tile_row, share, depth)
-    if num_parts > 1:
-        if tl.atomic_add(arrivals + tile_row, 1, sem="acq_rel") == num_parts - 1:
-            tl.store(arrivals + tile_row, 0)
-            row = tl.arange(0, BLOCK_M)[:, None]
-            column = (tile_row * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-            inside = (row < m) & (column < n)
-            source = partial + row * n + column
-            total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-            for _ in range(0, num_parts):
-                # .cg: other multiprocessors wrote these, so the first-level cache is no place to look
-                total += tl.load(source, mask=inside, other=0, cache_modifier=".cg")
-                source += m * n
-            if BIAS:
-                total += tl.load(bias + column, mask=column < n, other=0).to(tl.float32)
-            tl.store(out + row * n + column, total.to(out.dtype.element_ty), mask=inside)

@@ -55,18 +55,24 @@ FILTERS = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab_size", [1, 997, 6_000])
 @pytest.mark.parametrize("filters", FILTERS)
-def test_sample_draws_what_the_reference_draws(filters: dict[str, float], vocab_size: int, dtype: torch.dtype) -> None:
+def test_the_draw_is_where_the_uniform_number_falls_in_the_filtered_distribution(
+    filters: dict[str, float], vocab_size: int, dtype: torch.dtype
+) -> None:
     logits = randn(3, vocab_size + 3, dtype=dtype) * 3
     parameters = batch(3, **filters)  # type: ignore[arg-type]
-    token_ids, logprobs = sample(logits, *parameters, vocab_size=vocab_size)
-    expected_ids, _ = sample_reference(logits, *parameters, vocab_size=vocab_size)
-    raw = logits[:, :vocab_size].float().log_softmax(-1)
-    assert_close(logprobs, raw.gather(1, token_ids.long().unsqueeze(1)).squeeze(1))
-    # a draw that falls on the border of two tokens may go either way: sums are taken in another order
-    assert (token_ids == expected_ids).float().mean() >= 0.6
+    raw = logits[:, :vocab_size].double()
     scaled = (raw - raw.amax(1, keepdim=True)) / parameters[0].unsqueeze(1)
-    kept = kept_mass_reference(scaled, *parameters[1:4])
-    assert (kept.gather(1, token_ids.long().unsqueeze(1)) > 0).all()
+    mass = kept_mass_reference(scaled, *parameters[1:4])
+    cumulative = (mass / mass.sum(1, keepdim=True)).cumsum(1)
+    numbers = uniform_reference(*parameters[4:]).double()
+    for draw in (sample, sample_reference):
+        token_ids, logprobs = draw(logits, *parameters, vocab_size=vocab_size)
+        ids = token_ids.long().unsqueeze(1)
+        assert_close(logprobs, raw.log_softmax(-1).gather(1, ids).squeeze(1).float())
+        assert (mass.gather(1, ids) > 0).all()
+        upper = cumulative.gather(1, ids).squeeze(1)
+        lower = upper - (mass / mass.sum(1, keepdim=True)).gather(1, ids).squeeze(1)
+        assert ((lower - 1e-6 <= numbers) & (numbers <= upper + 1e-6)).all()
 
 
 def test_frequencies_follow_the_filtered_distribution() -> None:
