@@ -166,8 +166,8 @@ class LoadMsg(_Message, frozen=True):
         used_slots: Slots held by running requests.
         cached_slots: Slots held only by the prefix cache (free on demand).
         promised_slots: The peak the running batch may still reach.
-        requested_slots: All that the running and the waiting requests ask for, added up as if none made way for another;
-            may exceed the pool.
+        requested_slots: All that the running and the waiting requests ask for, added up as if all stayed to the end of
+            all; may exceed the pool.
         max_total_token_num: Size of the pool.
     """
 
