@@ -6,8 +6,8 @@ from lightserve.model_config import ModelConfig
 
 # A step that would sample more rows is run in pieces (``CpuRunner``): it bounds the memory for logits.
 MOST_SAMPLED_AT_ONCE = 256
-# Per sampled row and id: logits, their log-probabilities, scores, scaled scores, mass, its running sum, and a mask.
-_SAMPLING_BYTES = 6 * 4 + 1
+# Per sampled row and id: logits, scores, and those of rows with penalties before and after.
+_SAMPLING_BYTES = 4 * 4
 # Per token, times the widths that pass by: projections, the residual stream, and what the operations between make.
 _ACTIVATION_BYTES = 4 * 4
 

@@ -7,15 +7,17 @@ import torch
 from lightserve.kernels.penalties import forbid_reference, penalties_reference
 from lightserve.kernels.sampling import GREEDY_BELOW, uniform_reference
 
+# Rows are taken so many at a time: what is made of them stays in the cache and needs no fresh pages. The log-softmax of
+# 64 rows of 49,152 bfloat16 takes 15 ms of one core at once, 3 ms so.
+_ROWS_AT_ONCE = 8
+
 
 class CpuSamplingOps:
     """Implements ``SamplingOps``."""
 
     def greedy(self, logits: torch.Tensor, *, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose the greatest logit of each row."""
-        raw = logits[:, :vocab_size]
-        best, token_ids = raw.max(dim=-1)
-        return _with_logprobs(raw, best, token_ids)
+        return _join([_greedy(raw) for raw in torch.split(logits[:, :vocab_size], _ROWS_AT_ONCE)])
 
     def sample(
         self,
@@ -33,15 +35,10 @@ class CpuSamplingOps:
         """Draw one id of each row."""
         raw = logits[:, :vocab_size]
         adjusted = raw if scores is None else scores[:, :vocab_size]
-        best, token_ids = adjusted.max(dim=-1)
-        drawn = ((temperature >= GREEDY_BELOW) & best.isfinite()).nonzero().squeeze(1)
-        if len(drawn):
-            scaled = adjusted[drawn].float().sub_(best[drawn].float().unsqueeze(1))
-            scaled.div_(temperature[drawn].unsqueeze(1))
-            thresholds = _thresholds(scaled, top_k[drawn], top_p[drawn], min_p[drawn])
-            uniform = uniform_reference(seeds[drawn], positions[drawn])
-            token_ids[drawn] = _draw(scaled, thresholds, uniform)
-        return _with_logprobs(raw, best, token_ids)
+        uniform = uniform_reference(seeds, positions)
+        per_row = (raw, adjusted, temperature, top_k, top_p, min_p, uniform)
+        blocks = zip(*(torch.split(values, _ROWS_AT_ONCE) for values in per_row), strict=True)
+        return _join([_sample(*block) for block in blocks])
 
     def penalties(
         self,
@@ -53,11 +50,44 @@ class CpuSamplingOps:
         frequency: torch.Tensor,
     ) -> torch.Tensor:
         """Lower the logits of ids that a request has seen."""
-        return penalties_reference(logits, token_counts, req_rows, repetition, presence, frequency)
+        scores = torch.empty(logits.shape)
+        per_row = (logits, req_rows, repetition, presence, frequency, scores)
+        for raw, rows, *amounts, out in zip(*(torch.split(values, _ROWS_AT_ONCE) for values in per_row), strict=True):
+            penalties_reference(raw, token_counts, rows, *amounts, out=out)
+        return scores
 
     def forbid(self, scores: torch.Tensor, forbidden_ids: torch.Tensor) -> None:
         """Set scores to -inf, in place."""
         forbid_reference(scores, forbidden_ids)
+
+
+def _join(blocks: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    token_ids, logprobs = zip(*blocks, strict=True)
+    return torch.cat(token_ids), torch.cat(logprobs)
+
+
+def _greedy(raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    best, token_ids = raw.max(dim=-1)
+    return _with_logprobs(raw, best, token_ids)
+
+
+def _sample(
+    raw: torch.Tensor,
+    adjusted: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    best, token_ids = adjusted.max(dim=-1)
+    drawn = ((temperature >= GREEDY_BELOW) & best.isfinite()).nonzero().squeeze(1)
+    if len(drawn):
+        scaled = adjusted[drawn].float().sub_(best[drawn].float().unsqueeze(1))
+        scaled.div_(temperature[drawn].unsqueeze(1))
+        thresholds = _thresholds(scaled, top_k[drawn], top_p[drawn], min_p[drawn])
+        token_ids[drawn] = _draw(scaled, thresholds, uniform[drawn])
+    return _with_logprobs(raw, best, token_ids)
 
 
 def _with_logprobs(raw: torch.Tensor, best: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

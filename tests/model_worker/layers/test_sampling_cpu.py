@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightserve.kernels.penalties import penalties_reference
 from lightserve.kernels.sampling import greedy_reference, sample_reference
 from lightserve.model_worker.layers.sampling_cpu import CpuSamplingOps
 
@@ -141,3 +142,21 @@ def test_frequencies_follow_the_distribution() -> None:
     token_ids = draw(logits, seeds=range(20000), positions=[3] * 20000, vocab_size=4)[0]
     found = torch.tensor(token_ids).bincount(minlength=4) / 20000
     torch.testing.assert_close(found, probabilities, rtol=0, atol=0.015)
+
+
+def test_penalties_of_many_rows_equal_the_reference() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(19, VOCAB)
+    counts = torch.randint(0, 3, (20, VOCAB), dtype=torch.int32)
+    rows = torch.randperm(20)[:19].int()
+    amounts = [torch.rand(19) + 0.5 for _ in range(3)]
+    expected = penalties_reference(logits, counts, rows, *amounts)
+    torch.testing.assert_close(ops.penalties(logits, counts, rows, *amounts), expected, rtol=0, atol=0)
+
+
+def test_many_rows_draw_what_each_draws_alone() -> None:
+    logits = torch.randn(19, VOCAB)
+    together = draw(logits, top_p=0.9)
+    alone = [draw(logits[i : i + 1], top_p=0.9, seeds=[i]) for i in range(19)]
+    assert together[0] == [ids[0] for ids, _ in alone]
+    assert ops.greedy(logits, vocab_size=VOCAB)[0].tolist() == logits.argmax(-1).tolist()
