@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from lightserve.errors import RequestError
+from lightserve.http_server.body import BODY_NOT_READ
 from lightserve.http_server.documented_app import DocumentedApp
 from lightserve.http_server.error_reply import error_reply
 from lightserve.http_server.front_end import FrontEnd
@@ -38,8 +39,8 @@ def build_app(front: FrontEnd, *, api_key: str | None, server_info: dict[str, An
 async def _reply_to_request_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, RequestError):
         raise error
-    # After a 413 the rest of the body is still to come: the connection is of no further use.
-    return error_reply(error, {"Connection": "close"} if error.status == 413 else None)
+    # With the rest of the body still to come the connection is of no further use.
+    return error_reply(error, {"Connection": "close"} if error.code in BODY_NOT_READ else None)
 
 
 async def _reply_to_http_exception(request: Request, error: Exception) -> Response:

@@ -14,36 +14,62 @@ from msgspec import Raw, UnsetType
 from starlette.requests import ClientDisconnect, Request
 
 from lightserve.errors import RequestError
-from lightserve.http_server.limits import MAX_BODY_BYTES, MAX_BODY_CONTAINERS
+from lightserve.http_server.limits import (
+    LARGE_BODY_BYTES,
+    MAX_BODY_BYTES,
+    MAX_BODY_CONTAINERS,
+    MAX_OPEN_BODY_BYTES,
+)
 
 T = TypeVar("T")
 
 # The type of fields that are not read, or hardly: their values are never built.
 Unread: TypeAlias = Raw | UnsetType
 
+_TOO_LARGE, _SERVER_BUSY = "request_too_large", "server_busy"
+BODY_NOT_READ = frozenset({_TOO_LARGE, _SERVER_BUSY})  # codes of errors that leave the rest of a body unread
+
 _MAX_MESSAGE_CHARS = 300
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[\w.-]{1,64})`")
 _PATH = re.compile(r" - at `\$\.(?P<path>\w{1,64}(?:\.\w{1,64})*)")
 
 
-async def read_body(request: Request) -> bytes:
-    """Read the whole body, or stop as soon as it is too large.
+class Bodies:
+    """Reads requests' bodies, and bounds what those being read hold together."""
 
-    Raises:
-        RequestError: 413, the body is larger than ``MAX_BODY_BYTES``; 400, the client left while it was being read.
-    """
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
-        raise _too_large()
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise _too_large()
-    except ClientDisconnect:
-        raise RequestError("The client left.", code="client_left") from None  # nobody reads this
-    return bytes(body)
+    def __init__(self) -> None:
+        self._open_bytes = 0
+
+    async def read(self, request: Request, body_type: type[T]) -> T:
+        """Read and decode a request's body.
+
+        Raises:
+            RequestError: 413, it is larger than ``MAX_BODY_BYTES``; 503, it is large and there are too many such; 400,
+                it is wrong, with the field's name, or the client left.
+        """
+        return decode_body(await self._read_bytes(request), body_type)
+
+    async def _read_bytes(self, request: Request) -> bytes:
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+            raise _too_large()
+        body = bytearray()
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                self._open_bytes += len(chunk)
+                self._check(len(body))
+        except ClientDisconnect:
+            raise RequestError("The client left.", code="client_left") from None  # nobody reads this
+        finally:
+            self._open_bytes -= len(body)
+        return bytes(body)
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > MAX_BODY_BYTES:
+            raise _too_large()
+        if num_bytes > LARGE_BODY_BYTES and self._open_bytes > MAX_OPEN_BODY_BYTES:
+            raise RequestError("Too many large request bodies are being read.", status=503, code=_SERVER_BUSY)
 
 
 def decode_body(body: bytes, body_type: type[T]) -> T:
@@ -64,16 +90,8 @@ def decode_body(body: bytes, body_type: type[T]) -> T:
         raise RequestError("The request body is nested too deeply.", code="invalid_json") from None
 
 
-async def read(request: Request, body_type: type[T]) -> T:
-    """Read and decode a request's body. Raises ``RequestError``: 400 or 413."""
-    return decode_body(await read_body(request), body_type)
-
-
 def _too_large() -> RequestError:
-    # The rest of the body stays unread, so the connection cannot carry another request: see app.py.
-    return RequestError(
-        f"The request body is larger than {MAX_BODY_BYTES} bytes.", status=413, code="request_too_large"
-    )
+    return RequestError(f"The request body is larger than {MAX_BODY_BYTES} bytes.", status=413, code=_TOO_LARGE)
 
 
 def _invalid_field(problem: str) -> RequestError:

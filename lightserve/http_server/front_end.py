@@ -1,7 +1,8 @@
 """What the routes of one HTTP process share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lightserve.http_server.body import Bodies
 from lightserve.http_server.metrics import Metrics
 from lightserve.http_server.prompts import Prompts
 from lightserve.http_server.status import Status
@@ -23,3 +24,4 @@ class FrontEnd:
     streams: Streams
     prompts: Prompts
     metrics: Metrics
+    bodies: Bodies = field(default_factory=Bodies)

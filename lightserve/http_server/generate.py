@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
-from lightserve.http_server.body import Unread, read
+from lightserve.http_server.body import Unread
 from lightserve.http_server.error_reply import error_body
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.replies import StreamedReply, WholeReply
@@ -173,7 +173,7 @@ def generate_routes(front: FrontEnd) -> APIRouter:
 async def _read_choice(front: FrontEnd, request: Request) -> Choice:
     with front.metrics.counting_refusals():
         front.status.check_serving()
-        body = await read(request, GenerateRequest)
+        body = await front.bodies.read(request, GenerateRequest)
         refuse_unsupported(body, {"multimodal_params": ({},)})
         parameters = body.parameters or GenerateParameters()
         refuse_unsupported(parameters, _UNSUPPORTED)

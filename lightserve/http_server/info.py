@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
 from lightserve.errors import RequestError
-from lightserve.http_server.body import Unread, read
+from lightserve.http_server.body import Unread
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.metrics import CONTENT_TYPE
 from lightserve.http_server.prompts import Messages
@@ -65,19 +65,19 @@ def info_routes(front: FrontEnd, server_info: dict[str, Any]) -> APIRouter:
     @router.post("/tokens")
     async def tokens(request: Request) -> Response:
         """Count a text's tokens."""
-        body = await read(request, TokensRequest)
+        body = await front.bodies.read(request, TokensRequest)
         return json_reply({"ntokens": len(await front.prompts.encode_text(body.text, "text"))})
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         """Encode a prompt or a conversation as a generation request would."""
-        ids = await _encode(front, await read(request, TokenizeRequest))
+        ids = await _encode(front, await front.bodies.read(request, TokenizeRequest))
         return json_reply({"tokens": ids, "count": len(ids), "max_model_len": front.status.max_req_total_len})
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         """Decode ids."""
-        body = await read(request, DetokenizeRequest)
+        body = await front.bodies.read(request, DetokenizeRequest)
         return json_reply({"prompt": await front.prompts.decode(body.tokens)})
 
     @router.get("/token_load")

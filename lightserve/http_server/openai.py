@@ -14,7 +14,6 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from lightserve.errors import RequestError
-from lightserve.http_server.body import read
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.limits import MAX_PROMPTS
 from lightserve.http_server.openai_bodies import (
@@ -43,7 +42,7 @@ def openai_routes(front: FrontEnd) -> APIRouter:
         """Answer a conversation."""
         with front.metrics.counting_refusals():
             front.status.check_serving()
-            body = await read(request, ChatRequest)
+            body = await front.bodies.read(request, ChatRequest)
             _check(front, body, UNSUPPORTED_IN_CHAT)
             ids = await front.prompts.encode_messages(body.messages, "messages")
             choices = _choices(front, body, ids, "messages", first_index=0)
@@ -54,7 +53,7 @@ def openai_routes(front: FrontEnd) -> APIRouter:
         """Continue one prompt or several."""
         with front.metrics.counting_refusals():
             front.status.check_serving()
-            body = await read(request, CompletionRequest)
+            body = await front.bodies.read(request, CompletionRequest)
             _check(front, body, UNSUPPORTED_IN_COMPLETIONS)
             choices = await _choices_of_prompts(front, body)
         return _reply(front, COMPLETION, body, choices)

@@ -4,10 +4,12 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from lightserve.http_server.limits import (
+    LARGE_BODY_BYTES,
     MAX_BODY_BYTES,
     MAX_BODY_CONTAINERS,
     MIN_DETOKENIZED_IDS,
@@ -90,3 +92,17 @@ def test_a_field_that_is_not_read_may_hold_anything_and_an_unsupported_one_is_re
     for field, status in (("metadata", 200), ("logit_bias", 400)):
         body = f'{{"prompt": "hi", "{field}": {value}}}'
         assert server.client.post("/v1/completions", content=body).status_code == status
+
+
+def test_large_bodies_are_bounded_together_and_small_ones_pass(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightserve.http_server.body.MAX_OPEN_BODY_BYTES", 4 * LARGE_BODY_BYTES)
+    with ExitStack() as stack:
+        for _ in range(3):
+            connection = stack.enter_context(connect(server))
+            connection.sendall(head("/tokens", f"content-length: {2 * LARGE_BODY_BYTES}") + b" " * LARGE_BODY_BYTES)
+        large = json.dumps({"text": "a", "parameters": "x" * (2 * LARGE_BODY_BYTES)})
+        server.until(lambda: server.client.post("/tokens", content=large).status_code == 503)
+        assert server.client.post("/tokens", json={"text": "a"}).status_code == 200
+    server.until(lambda: server.client.post("/tokens", content=large).status_code == 200)
