@@ -162,11 +162,11 @@ def _fused_gemv_kernel(
         value = value * tl.sigmoid(value) * tl.load(x + K + column, mask=inside, other=0).to(tl.float32)
     if KIND == "add":
         value += tl.load(residual + column, mask=inside, other=0).to(tl.float32)
-    rounded = value.to(x.dtype.element_ty)
-    value = rounded.to(tl.float32)
     if KIND == "silu":
         result = tl.sum(w.to(tl.float32) * value, 1)
     else:
+        rounded = value.to(x.dtype.element_ty)
+        value = rounded.to(tl.float32)
         tl.store(total + column, rounded, mask=column + tl.program_id(0) * K < K)  # the first program's task
         result = tl.sum(w.to(tl.float32) * (value * factor), 1) * tl.rsqrt(tl.sum(value * value) / K + eps)
     if BIAS:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from lightserve.model_worker.layers.linear import Linear
+from lightserve.model_worker.layers.linear import Linear, NormLinear
 
 
 class Backend(Protocol):
@@ -19,14 +19,19 @@ class Backend(Protocol):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Prepare a projection. It may keep its own layout of ``weight`` only."""
 
+    def norm_linear(
+        self, gain: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> NormLinear:
+        """Prepare a residual sum, a norm and a projection of what it gives."""
+
+    def silu_linear(self, weight: torch.Tensor) -> Linear:
+        """Prepare silu(gate) * up and a projection of it; it maps [n, 2 * in_features], gate then up."""
+
     def head(self, weight: torch.Tensor) -> Linear:
         """Prepare the projection to logits; they may come in a wider type than the weight's."""
 
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor, *, first_id: int) -> torch.Tensor:
         """Look up rows of a shard of the table that starts at ``first_id``; zeros for ids outside it."""
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise rows."""
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Add ``x`` to ``residual`` in place and normalise the sum."""
@@ -57,9 +62,6 @@ class Backend(Protocol):
         Returns:
             [num_tokens, num_heads, head_dim].
         """
-
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Map [n, 2 * width], gate then up, to silu(gate) * up."""
 
 
 class SamplingOps(Protocol):

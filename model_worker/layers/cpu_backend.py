@@ -7,7 +7,15 @@ from lightserve.kernels.embedding import embedding_reference
 from lightserve.model_worker.forward_batch import ForwardBatch
 from lightserve.model_worker.layers.attention_cpu import AttentionPlan, attend, plan_attention
 from lightserve.model_worker.layers.decode_attention_cpu import AttentionShape
-from lightserve.model_worker.layers.linear import Linear, PackedLinear, PlainLinear, can_pack
+from lightserve.model_worker.layers.linear import (
+    Linear,
+    NormLinear,
+    NormThenLinear,
+    PackedLinear,
+    PlainLinear,
+    SiluThenLinear,
+    can_pack,
+)
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
 from lightserve.rope_config import RopeConfig
 
@@ -40,6 +48,16 @@ class CpuBackend:
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Prepare a projection."""
         return PackedLinear(weight, bias) if self._packs else PlainLinear(weight, bias)
+
+    def norm_linear(
+        self, gain: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> NormLinear:
+        """Prepare a residual sum, a norm and a projection of what it gives."""
+        return NormThenLinear(self, gain, eps, self.linear(weight, bias))
+
+    def silu_linear(self, weight: torch.Tensor) -> Linear:
+        """Prepare silu(gate) * up and a projection of it."""
+        return SiluThenLinear(self.silu_mul, self.linear(weight))
 
     def head(self, weight: torch.Tensor) -> Linear:
         """Prepare the projection to logits."""

@@ -9,9 +9,8 @@ from lightserve.kernels.embedding import embedding
 from lightserve.kernels.prefill_attention import PrefillPlan, plan_prefill, prefill_attention
 from lightserve.kernels.rms_norm import add_rms_norm, rms_norm
 from lightserve.kernels.rope_kv_write import rope_kv_write
-from lightserve.kernels.silu_mul import silu_mul
-from lightserve.model_worker.layers.cuda_linear import CudaHead, CudaLinear
-from lightserve.model_worker.layers.linear import Linear
+from lightserve.model_worker.layers.cuda_linear import CudaHead, CudaLinear, CudaNormLinear, CudaSiluLinear
+from lightserve.model_worker.layers.linear import Linear, NormLinear
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
 from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, forward_sections
 from lightserve.rope_config import RopeConfig
@@ -99,6 +98,16 @@ class CudaBackend:
         """Prepare a projection."""
         return CudaLinear(weight, bias)
 
+    def norm_linear(
+        self, gain: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> NormLinear:
+        """Prepare a residual sum, a norm and a projection of what it gives."""
+        return CudaNormLinear(self, gain, eps, weight, bias)
+
+    def silu_linear(self, weight: torch.Tensor) -> Linear:
+        """Prepare silu(gate) * up and a projection of it."""
+        return CudaSiluLinear(weight)
+
     def head(self, weight: torch.Tensor) -> Linear:
         """Prepare the projection to logits."""
         return CudaHead(weight)
@@ -177,10 +186,6 @@ class CudaBackend:
                 out=out,
             )
         return out[: len(q)]
-
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Map [n, 2 * width], gate then up, to silu(gate) * up."""
-        return silu_mul(gate_up)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,10 @@
 import torch
 import torch.nn.functional as F
 
+from lightserve.kernels.fused_gemv import norm_gemv, silu_gemv
+from lightserve.kernels.silu_mul import silu_mul
 from lightserve.kernels.skinny_gemm import skinny_gemm
+from lightserve.model_worker.layers.linear import Norms, NormThenLinear, SiluThenLinear
 
 # Rows up to which the skinny kernel is the faster one on an H200 (scripts/bench_kernels.py skinny_gemm).
 SKINNY_MAX_ROWS = 64
@@ -21,11 +24,40 @@ class CudaLinear:
         self._weight = weight
         self._bias = bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, in_features] to [n, out_features]."""
         if x.shape[0] <= SKINNY_MAX_ROWS:
             return skinny_gemm(x, self._weight, self._bias)
         return F.linear(x, self._weight, self._bias)
+
+
+class CudaNormLinear(NormThenLinear):
+    """Implements ``NormLinear``: one kernel for one row."""
+
+    def __init__(
+        self, norms: Norms, gain: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        super().__init__(norms, gain, eps, CudaLinear(weight, bias))
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor | None, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add ``x`` (if any) to the residual, normalise the sum, and project it."""
+        if residual.shape[0] == 1:
+            return norm_gemv(x, residual, self._gain, self._eps, self._weight, self._bias)
+        return super().__call__(x, residual)
+
+
+class CudaSiluLinear(SiluThenLinear):
+    """silu(gate) · up, then a projection: one kernel for one row."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__(silu_mul, CudaLinear(weight))
+        self._weight = weight
+
+    def __call__(self, gate_up: torch.Tensor, /) -> torch.Tensor:
+        """Map [n, 2 * in_features], gate then up, to [n, out_features]."""
+        return silu_gemv(gate_up, self._weight) if gate_up.shape[0] == 1 else super().__call__(gate_up)
 
 
 class CudaHead:
@@ -38,7 +70,7 @@ class CudaHead:
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, hidden_size] to [n, vocab_rows] float32."""
         if x.shape[0] <= SKINNY_MAX_ROWS:
             out = torch.empty(x.shape[0], self._weight.shape[0], dtype=torch.float32, device=x.device)

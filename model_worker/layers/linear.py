@@ -1,5 +1,6 @@
-"""x · weightᵀ + bias, with the weight laid out once for the machine that runs it."""
+"""x · weightᵀ + bias, with the weight laid out once for the machine that runs it, and what comes right before it."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -9,8 +10,75 @@ import torch.nn.functional as F
 class Linear(Protocol):
     """A projection with its weight."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, in_features] to [n, out_features]."""
+
+
+class NormLinear(Protocol):
+    """Residual sum, RMSNorm and projection in one."""
+
+    def __call__(self, x: torch.Tensor | None, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add ``x`` (if any) to the residual, normalise the sum, and project it.
+
+        Args:
+            x: [n, in_features], may be changed.
+            residual: [n, in_features], may be changed.
+
+        Returns:
+            [n, out_features], and the new residual.
+        """
+
+
+class Norms(Protocol):
+    """The two norms of a backend."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise rows."""
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Add ``x`` to ``residual`` in place and normalise the sum."""
+
+
+class NormThenLinear:
+    """A norm, then a projection.
+
+    Args:
+        norms: Of the backend.
+        gain: [in_features], of the norm.
+        eps: Of the norm.
+        linear: The projection.
+    """
+
+    def __init__(self, norms: Norms, gain: torch.Tensor, eps: float, linear: Linear) -> None:
+        self._norms = norms
+        self._gain = gain
+        self._eps = eps
+        self._linear = linear
+
+    def __call__(self, x: torch.Tensor | None, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add ``x`` (if any) to the residual in place, normalise the sum, and project it."""
+        if x is None:
+            normed = self._norms.rms_norm(residual, self._gain, self._eps)
+        else:
+            normed = self._norms.add_rms_norm(x, residual, self._gain, self._eps)
+        return self._linear(normed), residual
+
+
+class SiluThenLinear:
+    """silu(gate) · up, then a projection.
+
+    Args:
+        silu_mul: Of the backend.
+        linear: The projection.
+    """
+
+    def __init__(self, silu_mul: Callable[[torch.Tensor], torch.Tensor], linear: Linear) -> None:
+        self._silu_mul = silu_mul
+        self._linear = linear
+
+    def __call__(self, gate_up: torch.Tensor, /) -> torch.Tensor:
+        """Map [n, 2 * in_features], gate then up, to [n, out_features]."""
+        return self._linear(self._silu_mul(gate_up))
 
 
 class PlainLinear:
@@ -25,7 +93,7 @@ class PlainLinear:
         self._weight = weight
         self._bias = bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, in_features] to [n, out_features]."""
         return F.linear(x, self._weight, self._bias)
 
@@ -45,7 +113,7 @@ class PackedLinear:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, in_features] to [n, out_features]."""
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return product

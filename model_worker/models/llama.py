@@ -17,15 +17,13 @@ BackendT = TypeVar("BackendT", bound=Backend)
 class DecoderLayer:
     """Attention and feed-forward of one layer, this rank's share."""
 
-    def __init__(self, weights: LayerWeights, backend: Backend) -> None:
-        self.input_norm = weights.input_norm
-        self.qkv = backend.linear(weights.qkv, weights.qkv_bias)
+    def __init__(self, weights: LayerWeights, backend: Backend, eps: float) -> None:
+        self.qkv = backend.norm_linear(weights.input_norm, eps, weights.qkv, weights.qkv_bias)
         self.q_norm = weights.q_norm
         self.k_norm = weights.k_norm
         self.o_proj = backend.linear(weights.o_proj)
-        self.post_attention_norm = weights.post_attention_norm
-        self.gate_up = backend.linear(weights.gate_up)
-        self.down_proj = backend.linear(weights.down_proj)
+        self.gate_up = backend.norm_linear(weights.post_attention_norm, eps, weights.gate_up)
+        self.down_proj = backend.silu_linear(weights.down_proj)
 
 
 class LlamaModel(Generic[BackendT]):
@@ -57,7 +55,7 @@ class LlamaModel(Generic[BackendT]):
         self.backend = backend
         self._ranks = ranks
         self._embedding = weights.embedding
-        self._layers = [DecoderLayer(weights.layers.pop(0), backend) for _ in range(config.num_layers)]
+        self._layers = [DecoderLayer(weights.layers.pop(0), backend, self._eps) for _ in range(config.num_layers)]
         self._final_norm = weights.final_norm
         self._lm_head = backend.head(weights.lm_head)
 
@@ -71,16 +69,11 @@ class LlamaModel(Generic[BackendT]):
         Returns:
             [num_tokens, hidden_size], last hidden states.
         """
-        backend = self.backend
-        residual = self._ranks.all_reduce(backend.embedding(token_ids, self._embedding, first_id=self._first_id))
-        x = backend.rms_norm(residual, self._layers[0].input_norm, self._eps)
-        next_norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
-        for layer, kv_layer, next_norm in zip(self._layers, kv_cache.layers, next_norms, strict=True):
-            x = self._ranks.all_reduce(self._attention(layer, x, kv_layer))
-            x = backend.add_rms_norm(x, residual, layer.post_attention_norm, self._eps)
-            x = self._ranks.all_reduce(layer.down_proj(backend.silu_mul(layer.gate_up(x))))
-            x = backend.add_rms_norm(x, residual, next_norm, self._eps)
-        return x
+        embedded = self.backend.embedding(token_ids, self._embedding, first_id=self._first_id)
+        x, residual = self._run_layer(self._layers[0], kv_cache.layers[0], None, self._ranks.all_reduce(embedded))
+        for layer, kv_layer in zip(self._layers[1:], kv_cache.layers[1:], strict=True):
+            x, residual = self._run_layer(layer, kv_layer, x, residual)
+        return self.backend.add_rms_norm(x, residual, self._final_norm, self._eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states to logits.
@@ -93,13 +86,22 @@ class LlamaModel(Generic[BackendT]):
         """
         return self._ranks.all_gather_columns(self._lm_head(hidden))
 
-    def _attention(self, layer: DecoderLayer, x: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
+    def _run_layer(
+        self, layer: DecoderLayer, kv_layer: torch.Tensor, x: torch.Tensor | None, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give what the layer adds to the residual, and the residual it adds it to."""
+        qkv, residual = layer.qkv(x, residual)
+        x = self._ranks.all_reduce(layer.o_proj(self._attention(layer, qkv, kv_layer)))
+        gate_up, residual = layer.gate_up(x, residual)
+        return self._ranks.all_reduce(layer.down_proj(gate_up)), residual
+
+    def _attention(self, layer: DecoderLayer, qkv: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
         q = self.backend.rope_kv_write(
-            layer.qkv(x),
+            qkv,
             kv_layer,
             num_heads=self._num_heads,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=self._eps,
         )
-        return layer.o_proj(self.backend.attention(q, kv_layer).flatten(1))
+        return self.backend.attention(q, kv_layer).flatten(1)

@@ -6,7 +6,7 @@ import torch
 from lightserve.kernels.fused_gemv import norm_gemv, norm_gemv_reference, silu_gemv, silu_gemv_reference
 from tests.kernels.kit import DTYPES, assert_close, randn
 
-SHAPES = [(1, 64), (16, 256), (37, 576), (50, 1000)]
+SHAPES = [(5, 64), (16, 256), (37, 576), (50, 1000)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
