@@ -84,8 +84,9 @@ def _arrivals(rows: list[TraceRow], args: argparse.Namespace, rng: np.random.Gen
     if args.request_rate:
         return np.cumsum(rng.exponential(1 / args.request_rate, len(rows)))
     if args.num_requests is None and rows[0].timestamp_s is not None:
-        times_s = np.array([row.timestamp_s for row in rows], dtype=np.float64)
-        return np.subtract(times_s, times_s[0]) / args.speedup
+        times_s: FloatArray = np.array([row.timestamp_s for row in rows], dtype=np.float64)
+        since_s: FloatArray = (times_s - times_s[0]) / args.speedup
+        return since_s
     return np.zeros(len(rows))
 
 

@@ -125,10 +125,10 @@ class Clients:
 def _prompt_ids(number: int, row: TraceRow) -> IdArray:
     """Make a prompt that shares with others the blocks that the trace names, and else not even its first id."""
     if not row.block_ids:
-        ids = np.zeros(row.prompt_len, dtype=np.int32)
-        ids[0] = number
-        return ids
-    blocks = np.asarray(row.block_ids, dtype=np.int32)[:, None] * _BLOCK_LEN + np.arange(_BLOCK_LEN, dtype=np.int32)
-    ids = blocks.reshape(-1)[: row.prompt_len]
-    missing = row.prompt_len - len(ids)
-    return np.concatenate([ids, np.full(missing, -1 - number, dtype=np.int32)]) if missing else ids
+        alone = np.zeros(row.prompt_len, dtype=np.int32)
+        alone[0] = number
+        return alone
+    firsts = np.asarray(row.block_ids, dtype=np.int32) * _BLOCK_LEN
+    ids: IdArray = (firsts[:, None] + np.arange(_BLOCK_LEN, dtype=np.int32)).ravel()[: row.prompt_len]
+    missing = np.full(row.prompt_len - len(ids), -1 - number, dtype=np.int32)
+    return np.concatenate([ids, missing])

@@ -1,0 +1,95 @@
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simulate_router
+from router_simulation.modelled_worker import StepModel
+from router_simulation.simulation import POLICIES
+
+KEYS = {
+    *("req_per_s", "output_tok_per_s", "goodput_req_per_s", "peak_slots", "mean_slots", "max_total_token_num"),
+    *("evictions", "decision_us_p50", "decision_us_p99", "hit_rate"),
+}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Half of the requests have short prompts and long answers, half the reverse."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "trace.csv"
+    lines = [
+        f"{rng.integers(5, 20)},{rng.integers(100, 150)}"
+        if number % 2
+        else f"{rng.integers(200, 400)},{number % 9 + 5}"
+        for number in range(120)
+    ]
+    path.write_text("\n".join(["prompt_len,output_len", *lines]) + "\n")
+    return path
+
+
+def simulate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trace: Path, *flags: str) -> dict[str, Any]:
+    result = tmp_path / "result.json"
+    command = ["simulate_router.py", "--trace", str(trace), "--max_total_token_num", "3000", "--json", str(result)]
+    monkeypatch.setattr(sys, "argv", [*command, *flags])
+    simulate_router.main()
+    report: dict[str, Any] = json.loads(result.read_text())
+    return report
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_serves_everybody_within_the_pool(
+    policy: str, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = simulate(monkeypatch, tmp_path, trace, "--router_policy", policy, "--max_new_tokens", "200")
+    assert report.keys() >= KEYS
+    assert report["failed"] == 0
+    assert report["peak_slots"] <= 3000
+    tokens = sum(int(line.split(",")[1]) for line in trace.read_text().splitlines()[1:])
+    assert report["output_tok_per_s"] * report["duration_s"] == pytest.approx(tokens)
+    if policy in ("conservative", "reserve_all", "static"):
+        assert report["evictions"] == 0
+
+
+def test_known_lengths_fill_the_pool_better_than_reserving(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs, static = (
+        simulate(monkeypatch, tmp_path, trace, "--router_policy", policy)
+        for policy in ("conservative", "reserve_all", "static")
+    )
+    assert ours["req_per_s"] > theirs["req_per_s"] > static["req_per_s"]
+    assert ours["mean_use_while_waiting"] > theirs["mean_use_while_waiting"]
+
+
+def test_two_runs_are_the_same_but_for_the_wall_clock(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (
+        {
+            name: value
+            for name, value in simulate(monkeypatch, tmp_path, trace, "--request_rate", "50").items()
+            if not name.startswith(("decision_us", "wall_s"))
+        }
+        for _ in range(2)
+    )
+    assert first == second
+
+
+def test_blocks_that_the_trace_names_are_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 1000 * number, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3 + number]}
+        for number in range(10)
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    report = simulate(monkeypatch, tmp_path, path)
+    assert report["hit_rate"] == pytest.approx(9 * 1024 / (10 * 1100))
+
+
+def test_a_step_waits_for_the_weights_or_for_the_products() -> None:
+    model = StepModel("", launch_s=1.0, weights_s=10.0, token_s=1.0, context_token_s=0.5, prompt_pair_s=0.0)
+    assert model.duration_s(1, 4, 0) == 1 + 10 + 2
+    assert model.duration_s(50, 0, 0) == 1 + 50
