@@ -45,7 +45,7 @@ def test_a_text_far_beyond_the_context_is_not_tokenized(server: LiveServer, endp
     assert reply.status == 400
     assert reply.error is not None
     assert reply.error["code"] == "context_length_exceeded"
-    assert str(MIN_PROMPT_CHARS + 1) in reply.error["message"] or endpoint.is_chat
+    assert "characters" in reply.error["message"]  # which are counted where tokens are not
 
 
 def test_health_answers_while_large_bodies_come(server: LiveServer) -> None:
