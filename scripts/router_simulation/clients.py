@@ -129,6 +129,6 @@ def _prompt_ids(number: int, row: TraceRow) -> IdArray:
         alone[0] = number
         return alone
     firsts = np.asarray(row.block_ids, dtype=np.int32) * _BLOCK_LEN
-    ids: IdArray = (firsts[:, None] + np.arange(_BLOCK_LEN, dtype=np.int32)).ravel()[: row.prompt_len]
+    ids: IdArray = np.add.outer(firsts, np.arange(_BLOCK_LEN, dtype=np.int32)).ravel()[: row.prompt_len]
     missing = np.full(row.prompt_len - len(ids), -1 - number, dtype=np.int32)
     return np.concatenate([ids, missing])
