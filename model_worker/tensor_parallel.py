@@ -1,6 +1,7 @@
 """The ranks of one model: sums and gathers between them. One rank needs no process group and pays nothing."""
 
 import os
+import sys
 from typing import Protocol
 
 import torch
@@ -71,8 +72,9 @@ def join_ranks(run_dir: str, rank: int, world_size: int, device: torch.device) -
     """
     if world_size == 1:
         return SingleRank()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         init_method=f"file://{run_dir}/ranks",

@@ -105,13 +105,13 @@ def test_the_number_format_follows_checkpoint_and_cpu(
 def test_threads_are_shared_among_ranks_and_the_environment_overrules(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    monkeypatch.setattr(cpu_loading, "num_usable_cpus", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for num_ranks in (1, 3, 16):
+    for num_cpus, num_ranks in ((8, 1), (8, 3), (8, 16), (2, 1), (2, 2)):
+        monkeypatch.setattr(cpu_loading, "num_usable_cpus", lambda num_cpus=num_cpus: num_cpus)
         cpu_loading.set_num_threads(num_ranks)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     cpu_loading.set_num_threads(1)
-    assert asked == [8, 2, 1]
+    assert asked == [7, 2, 1, 2, 1]
 
 
 def make_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
