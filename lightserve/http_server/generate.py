@@ -186,4 +186,5 @@ async def _read_choice(front: FrontEnd, request: Request) -> Choice:
             room=front.status.max_req_total_len - len(ids),
             vocab_size=front.prompts.vocab_size,
         )
-        return Choice(prompt_ids, params, parameters.text_params(parameters.stop_sequences, params, "stop_sequences"))
+        text = parameters.text_params(parameters.stop_sequences, params, "stop_sequences")
+        return parameters.choice(prompt_ids, params, text)

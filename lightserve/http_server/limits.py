@@ -14,6 +14,7 @@ MAX_CHOICES = 128  # n
 MAX_PROMPTS = 1024  # prompts of one /v1/completions body; also the bound on prompts times n
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024  # of a request's stop strings together: each costs the detokenizer some 350 bytes
+MAX_SALT_CHARS = 256  # cache_salt
 MAX_MESSAGES = 16_384
 
 # Longest text that is tokenized at all. Nobody's text averages 32 characters a token, so what is longer cannot fit.

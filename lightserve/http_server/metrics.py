@@ -33,6 +33,9 @@ class Metrics:
             "lightserve_requests", "Requests by how they ended", ["reason"], registry=self._registry
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that produced a token")
+        self.cached_prompt_tokens = self._counter(
+            "cached_prompt_tokens", "Prompt tokens found in the prefix cache, of every choice"
+        )
         self.generated_tokens = self._counter("generated_tokens", "Tokens generated")
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From the checked request to its first token", _FIRST_TOKEN_BUCKETS_S

@@ -94,7 +94,7 @@ def _choices(front: FrontEnd, body: OpenAIRequest, ids: list[int], param: str, *
         vocab_size=front.prompts.vocab_size,
     )
     text = body.text_params(body.stop, params, "stop")
-    return [Choice(prompt_ids, for_choice(params, first_index + i), text) for i in range(body.n or 1)]
+    return [body.choice(prompt_ids, for_choice(params, first_index + i), text) for i in range(body.n or 1)]
 
 
 def _reply(front: FrontEnd, kind: ReplyKind, body: OpenAIRequest, choices: list[Choice]) -> Response:
@@ -104,6 +104,7 @@ def _reply(front: FrontEnd, kind: ReplyKind, body: OpenAIRequest, choices: list[
         created=int(time.time()),
         model=front.model_name,
         num_prompt_tokens=sum(choice.num_prompt_tokens for choice in choices[:: body.n or 1]),
+        choices_per_prompt=body.n or 1,
     )
     if body.stream:
         return StreamedReply(front.streams, choices, kind.stream_format(head, body.stream_options or StreamOptions()))

@@ -1,7 +1,8 @@
 """Bodies of OpenAI's API: what may be asked, and what is answered.
 
 Besides OpenAI's parameters these are taken: ``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``,
-``stop_token_ids``, ``ignore_eos``, ``skip_special_tokens``, and ``stream_options.continuous_usage_stats``. Parameters
+``stop_token_ids``, ``ignore_eos``, ``skip_special_tokens``, ``priority``, ``timeout``, ``cache_salt``, and
+``stream_options.continuous_usage_stats``. Parameters
 that cannot change the answer (``user``, ``metadata``, …) are accepted and ignored; those that would, and that we do not
 support yet, are refused unless they hold their harmless value.
 """
@@ -128,17 +129,25 @@ class CompletionRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
         return [item for item in self.prompt if not isinstance(item, int)]
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Of the prompt tokens, those that the prefix cache held already."""
+
+    cached_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one HTTP request: each prompt once, and every id generated, an end-of-sequence id included."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
-def make_usage(num_prompt_tokens: int, num_generated: int) -> Usage:
+def make_usage(num_prompt_tokens: int, num_cached: int, num_generated: int) -> Usage:
     """Add up."""
-    return Usage(num_prompt_tokens, num_generated, num_prompt_tokens + num_generated)
+    details = PromptTokensDetails(num_cached)
+    return Usage(num_prompt_tokens, num_generated, num_prompt_tokens + num_generated, details)
 
 
 class ChatMessage(msgspec.Struct, frozen=True):

@@ -24,13 +24,17 @@ from lightserve.ipc.messages import ErrorInfo, TextEvent
 
 
 class ReplyHead(msgspec.Struct, frozen=True):
-    """What every chunk of one reply repeats, and the prompt's share of its usage."""
+    """What every chunk of one reply repeats, and the prompts' share of its usage.
+
+    Usage counts a prompt once, as its first choice met it; choice i is of prompt ``i // choices_per_prompt``.
+    """
 
     id: str
     object: str
     created: int
     model: str
     num_prompt_tokens: int
+    choices_per_prompt: int
 
     def reply(self, choices: Any, usage: Usage | msgspec.UnsetType = msgspec.UNSET) -> OpenAIReply:
         """Put a reply or a chunk together."""
@@ -50,7 +54,8 @@ def whole_completion(head: ReplyHead, answers: list[Answer]) -> OpenAIReply:
 
 
 def _usage_of(head: ReplyHead, answers: list[Answer]) -> Usage:
-    return make_usage(head.num_prompt_tokens, sum(answer.num_tokens for answer in answers))
+    num_cached = sum(answer.cached_len for answer in answers[:: head.choices_per_prompt])
+    return make_usage(head.num_prompt_tokens, num_cached, sum(answer.num_tokens for answer in answers))
 
 
 class OpenAIStreamFormat(ABC):
@@ -66,14 +71,18 @@ class OpenAIStreamFormat(ABC):
     def __init__(self, head: ReplyHead, options: StreamOptions) -> None:
         self._head = head
         self._options = options
+        self._num_cached = 0
         self._num_generated = 0
 
     def write(self, events: list[TextEvent], first_req_id: int) -> bytes:
         """Write what has come."""
         chunks = []
         for event in merge_events(events):
+            index = event.req_id - first_req_id
             self._num_generated += num_tokens(event)
-            chunks += [self._chunk(choice) for choice in self._choices_of(event, event.req_id - first_req_id)]
+            if index % self._head.choices_per_prompt == 0:
+                self._num_cached += event.cached_len
+            chunks += [self._chunk(choice) for choice in self._choices_of(event, index)]
         return b"".join(chunks)
 
     def end(self) -> bytes:
@@ -91,7 +100,7 @@ class OpenAIStreamFormat(ABC):
         return sse_event(self._head.reply([choice], usage))
 
     def _usage(self) -> Usage:
-        return make_usage(self._head.num_prompt_tokens, self._num_generated)
+        return make_usage(self._head.num_prompt_tokens, self._num_cached, self._num_generated)
 
     @abstractmethod
     def _choices_of(self, event: TextEvent, index: int) -> list[Any]:

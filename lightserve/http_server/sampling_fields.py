@@ -8,6 +8,8 @@ Rules, beyond the ranges below:
   * The token limit absent: as many as the context has room for. More than that: clamped to it.
   * ``min_new_tokens`` more than the (clamped) limit means the limit.
   * Stop strings: one or a list; empty ones are ignored. Stop ids: in the vocabulary.
+  * ``priority``: higher goes first, 0 by default. ``timeout``: seconds from arrival to the end, then 504.
+    ``cache_salt``: only requests with the same one share cached prompts.
 """
 
 import secrets
@@ -17,8 +19,9 @@ import msgspec
 from msgspec import Meta
 
 from lightserve.errors import RequestError
-from lightserve.http_server.limits import MAX_STOP_CHARS, MAX_STOPS
-from lightserve.ipc.messages import TextParams
+from lightserve.http_server.limits import MAX_SALT_CHARS, MAX_STOP_CHARS, MAX_STOPS
+from lightserve.http_server.streams import Choice
+from lightserve.ipc.messages import Int32s, TextParams
 from lightserve.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 
 _SEEDS = 2**63
@@ -42,6 +45,9 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
 
     @property
     def greedy(self) -> bool:
@@ -105,6 +111,10 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             skip_special_tokens=self.skip_special_tokens is not False,
             min_new_tokens=params.min_new_tokens,
         )
+
+    def choice(self, prompt_ids: Int32s, params: SamplingParams, text: TextParams) -> Choice:
+        """Put one answer to generate together: how it is queued stands in these fields."""
+        return Choice(prompt_ids, params, text, self.priority or 0, self.timeout or 0.0, self.cache_salt or "")
 
     def _checked_stop_ids(self, vocab_size: int) -> tuple[int, ...]:
         ids = self.stop_token_ids or []

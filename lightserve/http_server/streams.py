@@ -55,6 +55,15 @@ class Choice(msgspec.Struct, frozen=True):
     prompt_ids: Int32s
     sampling: SamplingParams
     text: TextParams
+    priority: int = 0
+    timeout_s: float = 0.0
+    cache_salt: str = ""
+
+    def message(self, req_id: int) -> GenerateMsg:
+        """Make the message to the router."""
+        return GenerateMsg(
+            req_id, self.prompt_ids, self.sampling, self.text, self.priority, self.timeout_s, self.cache_salt
+        )
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -68,12 +77,14 @@ class Answer:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self.num_tokens = 0
+        self.cached_len = 0
         self.finish_reason = ""
 
     def add(self, event: TextEvent) -> None:
         """Append what one event brought."""
         self._texts.append(event.text)
         self.num_tokens += num_tokens(event)
+        self.cached_len += event.cached_len
         self.finish_reason = event.finish_reason or self.finish_reason
 
     @property
@@ -105,6 +116,7 @@ def _join(first: TextEvent, then: TextEvent) -> TextEvent:
         first.token_ids + then.token_ids,
         first.logprobs + then.logprobs,
         then.finish_reason,
+        cached_len=first.cached_len + then.cached_len,
     )
 
 
@@ -162,6 +174,8 @@ class Stream(ABC):
         if not self._first_event_at:
             self._note_first_event()
         self._num_tokens += num_tokens(event)
+        if event.cached_len:
+            self._streams.metrics.cached_prompt_tokens.inc(event.cached_len)
         if event.finish_reason is not None:
             self._end(event.req_id, event.finish_reason)
         if self._failure is None:
@@ -399,5 +413,5 @@ class Streams:
         self.metrics.open_requests.set(len(self._open))
         for choice in choices:
             self._by_req_id[self._next_req_id] = stream
-            self._send(GenerateMsg(self._next_req_id, choice.prompt_ids, choice.sampling, choice.text))
+            self._send(choice.message(self._next_req_id))
             self._next_req_id += 1

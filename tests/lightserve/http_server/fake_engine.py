@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from lightserve.http_server.streams import Streams
 from lightserve.ipc.messages import (
     AbortMsg,
@@ -32,6 +34,7 @@ class Script:
         silent_after: After so many events, say nothing more.
         deaf: Go on after an abort.
         burst: All events come at once.
+        cached_len: Prompt ids found in the prefix cache, told with the first event.
     """
 
     text: str = "Hello"
@@ -41,6 +44,7 @@ class Script:
     silent_after: int | None = None
     deaf: bool = False
     burst: bool = False
+    cached_len: int = 0
 
 
 @dataclass
@@ -127,6 +131,7 @@ def _events(message: GenerateMsg, script: Script) -> list[TextEvent]:
     events = [_event(req_id, text, token_id) for text, token_id in produced]
     last_text, last_id = produced[-1]
     events[-1] = _event(req_id, last_text, last_id, "stop" if last_id == EOS_ID else "length")
+    events[0] = msgspec.structs.replace(events[0], cached_len=script.cached_len)
     if script.error_after is not None:
         failure = ErrorInfo(500, "bad_logits", "The model's output was not finite.")
         events[script.error_after :] = [TextEvent(req_id, "", b"", b"", error=failure)]

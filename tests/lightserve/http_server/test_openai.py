@@ -140,7 +140,17 @@ def test_choices_of_several_prompts_come_in_their_order(server: LiveServer) -> N
     firsts = [prompt_of(message)[0] for message in server.engine.requests]
     assert [choice["text"] for choice in reply["choices"]] == [chr(first + 33) for first in firsts]
     assert firsts == [firsts[0], firsts[0], firsts[2], firsts[2]]
-    assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+    counts = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+    assert reply["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
+
+
+def test_cached_prompt_tokens_count_once_for_all_choices_of_a_prompt(server: LiveServer) -> None:
+    server.engine.script_for = lambda message: Script(cached_len=len(prompt_of(message)) - 1)
+    body = {"prompt": ["AAA", "BBBB"], "n": 2}
+    whole = server.client.post(COMPLETIONS, json=body).json()
+    streamed = stream_events(server, COMPLETIONS, **body, stream_options={"include_usage": True})
+    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 2 + 3}
+    assert streamed[-1]["usage"] == whole["usage"]
 
 
 def test_every_choice_of_a_stream_ends_with_its_reason(server: LiveServer) -> None:

@@ -86,6 +86,9 @@ def test_every_parameter_reaches_the_engine(server: LiveServer) -> None:
         "stop_token_ids": [3],
         "ignore_eos": False,
         "skip_special_tokens": False,
+        "priority": 2,
+        "timeout": 60,
+        "cache_salt": "tenant",
     }
     lightllm = {**common, "max_new_tokens": 9, "min_new_tokens": 2, "stop_sequences": ["end"], "do_sample": True}
     server.client.post("/generate", json={"inputs": "hi", "parameters": lightllm})
@@ -96,4 +99,6 @@ def test_every_parameter_reaches_the_engine(server: LiveServer) -> None:
     first, second = server.engine.requests
     assert first.sampling == second.sampling == expected
     assert first.text == second.text
+    for message in (first, second):
+        assert (message.priority, message.timeout_s, message.cache_salt) == (2, 60.0, "tenant")
     assert (first.text.stop, first.text.skip_special_tokens, first.text.min_new_tokens) == (("end",), False, 2)
