@@ -2,7 +2,7 @@
 """Compare the model worker with Hugging Face transformers on one .gguf file, in float32 on the CPU.
 
 Greedy ids of several prompts must be equal, run one by one and in one mixed batch with chunked prefill and scattered
-slots, and the logits after every prompt must agree to 1e-3. Takes a few minutes and needs transformers.
+slots, and the logits after every prompt must agree to 1e-3. Takes a few minutes; needs transformers and accelerate.
 """
 
 import argparse

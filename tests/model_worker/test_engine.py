@@ -88,3 +88,17 @@ def test_requests_in_chunks_beside_decoding_ones_get_the_ids_they_get_alone(engi
     prompts = random_prompts([4, 6, 3, 5, 8, 120])
     alone = [greedy(engine, [prompt_ids], 20)[0] for prompt_ids in prompts]
     assert greedy(engine, prompts, 20, chunk=chunk) == alone
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.1), (torch.float16, 0.01)])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_narrow_formats_stay_close_to_float32(
+    architecture: str, dtype: torch.dtype, tolerance: float, tmp_path: Path
+) -> None:
+    reference = make_reference(architecture, tmp_path)
+    engine = open_engine(tmp_path, dtype=dtype)
+    for prompt_ids in random_prompts([3, 50]):
+        _, logits = reference_greedy(reference, prompt_ids, 1)
+        found = first_logits(engine, prompt_ids)[:131].float()
+        assert float((found - logits).abs().mean() / logits.std()) < tolerance
+        assert min(greedy(engine, [prompt_ids], 5)[0]) >= 0
