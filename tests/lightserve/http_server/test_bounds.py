@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -15,6 +16,7 @@ from lightserve.http_server.limits import (
     MIN_DETOKENIZED_IDS,
     MIN_PROMPT_CHARS,
 )
+from lightserve.tokenizer import Tokenizer
 from tests.lightserve.http_server.endpoints import ENDPOINTS, Endpoint
 from tests.lightserve.http_server.live_server import LiveServer
 from tests.lightserve.http_server.raw_client import connect, head, read_all, send_until_closed
@@ -63,6 +65,23 @@ def test_health_answers_while_large_bodies_come(server: LiveServer) -> None:
     for sender in senders:
         sender.join()
     assert statuses == [400] * 4
+
+
+@pytest.mark.parametrize("body", [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}])
+def test_health_answers_while_a_text_is_tokenized(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, body: dict[str, object]
+) -> None:
+    asked_for_health = threading.Event()
+
+    def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [1] if asked_for_health.wait(10) else []
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    with ThreadPoolExecutor(1) as threads:
+        tokenized = threads.submit(server.client.post, "/tokenize", json=body)
+        assert server.client.get("/health").status_code == 200
+        asked_for_health.set()
+        assert tokenized.result().json()["tokens"] == [1]
 
 
 def test_a_client_that_hangs_up_amid_its_body_disturbs_nobody(server: LiveServer, connection: socket.socket) -> None:
