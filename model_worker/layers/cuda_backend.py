@@ -9,8 +9,9 @@ from lightserve.kernels.embedding import embedding
 from lightserve.kernels.prefill_attention import PrefillPlan, plan_prefill, prefill_attention
 from lightserve.kernels.rms_norm import add_rms_norm, rms_norm
 from lightserve.kernels.rope_kv_write import rope_kv_write
-from lightserve.model_worker.layers.cuda_linear import CudaHead, CudaLinear, CudaNormLinear, CudaSiluLinear
-from lightserve.model_worker.layers.linear import Linear, NormLinear
+from lightserve.kernels.silu_mul import silu_mul
+from lightserve.model_worker.layers.cuda_linear import CudaHead, CudaLinear, CudaNormLinear
+from lightserve.model_worker.layers.linear import Linear, NormLinear, SiluThenLinear
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
 from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, forward_sections
 from lightserve.rope_config import RopeConfig
@@ -106,7 +107,7 @@ class CudaBackend:
 
     def silu_linear(self, weight: torch.Tensor) -> Linear:
         """Prepare silu(gate) * up and a projection of it."""
-        return CudaSiluLinear(weight)
+        return SiluThenLinear(silu_mul, self.linear(weight))
 
     def head(self, weight: torch.Tensor) -> Linear:
         """Prepare the projection to logits."""

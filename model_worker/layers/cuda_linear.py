@@ -3,10 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from lightserve.kernels.fused_gemv import norm_gemv, silu_gemv
-from lightserve.kernels.silu_mul import silu_mul
+from lightserve.kernels.norm_gemv import norm_gemv
 from lightserve.kernels.skinny_gemm import skinny_gemm
-from lightserve.model_worker.layers.linear import Norms, NormThenLinear, SiluThenLinear
+from lightserve.model_worker.layers.linear import Norms, NormThenLinear
 
 # Rows up to which our kernel is the faster one on an H200: at one row it takes 3.76 ms for an 8B's layers, the library
 # 4.24; at 4, 16 and 64 rows 4.34, 4.63 and 6.19 ms, the library 4.25, 4.55 and 5.62.
@@ -47,18 +46,6 @@ class CudaNormLinear(NormThenLinear):
         if residual.shape[0] == 1:
             return norm_gemv(x, residual, self._gain, self._eps, self._weight, self._bias)
         return super().__call__(x, residual)
-
-
-class CudaSiluLinear(SiluThenLinear):
-    """silu(gate) · up, then a projection: one kernel for one row."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        super().__init__(silu_mul, CudaLinear(weight))
-        self._weight = weight
-
-    def __call__(self, gate_up: torch.Tensor, /) -> torch.Tensor:
-        """Map [n, 2 * in_features], gate then up, to [n, out_features]."""
-        return silu_gemv(gate_up, self._weight) if gate_up.shape[0] == 1 else super().__call__(gate_up)
 
 
 class CudaHead:
