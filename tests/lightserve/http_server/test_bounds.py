@@ -71,16 +71,18 @@ def test_health_answers_while_large_bodies_come(server: LiveServer) -> None:
 def test_health_answers_while_a_text_is_tokenized(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, body: dict[str, object]
 ) -> None:
-    asked_for_health = threading.Event()
+    started, answered = threading.Event(), threading.Event()
 
     def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-        return [1] if asked_for_health.wait(10) else []
+        started.set()
+        return [1] if answered.wait(10) else []
 
     monkeypatch.setattr(Tokenizer, "encode", encode)
     with ThreadPoolExecutor(1) as threads:
         tokenized = threads.submit(server.client.post, "/tokenize", json=body)
+        assert started.wait(10)
         assert server.client.get("/health").status_code == 200
-        asked_for_health.set()
+        answered.set()
         assert tokenized.result().json()["tokens"] == [1]
 
 
