@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from lightserve.errors import RequestError
 from lightserve.http_server.error_reply import error_reply
-from lightserve.http_server.limits import LOST_CLIENT_S, MAX_HEAD_BYTES, REQUEST_TIMEOUT_S
+from lightserve.http_server.limits import LOST_CLIENT_S, MAX_HEAD_BYTES, MAX_PIPELINED, REQUEST_TIMEOUT_S
 
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
@@ -20,7 +20,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     * A request must have come whole within ``REQUEST_TIMEOUT_S``: 408, and the connection closes.
     * Head, trailers and whatever else is no body: at most ``MAX_HEAD_BYTES``, give or take a read, or 400 and close.
-    * A client that pipelines requests and leaves is noticed like any other.
+    * Requests may be pipelined, up to ``MAX_PIPELINED`` small ones; whoever does so and leaves is noticed at once.
     * A wish for another protocol is ignored.
     """
 
@@ -29,7 +29,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _expects_head = True
     _made_progress = False
     _overhead_bytes = 0
-    _pipelined_bytes = 0
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override] # as in uvicorn
         """Wait for the first request."""
@@ -53,8 +52,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if self._overhead_bytes > MAX_HEAD_BYTES:
             self.send_400_response("The request's headers are too large.")
-        else:
-            self._bound_pipeline(len(data))
+        elif self.pipeline:
+            self._read_on()
 
     def on_message_begin(self) -> None:
         """A head begins."""
@@ -77,12 +76,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_clock()
         super().on_message_complete()
 
-    def on_response_complete(self) -> None:
-        """Go on with the next request of a pipeline."""
-        super().on_response_complete()
-        if not self.transport.is_closing():
-            self._bound_pipeline(0)
-
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, in the shape of all errors, and close."""
         self._refuse(RequestError(msg))
@@ -91,12 +84,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._answered = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _bound_pipeline(self, num_bytes: int) -> None:
-        """Read on behind a request that is being answered, or its client could leave unnoticed; but not for ever."""
-        self._pipelined_bytes = self._pipelined_bytes + num_bytes if self.pipeline else 0
-        if self._pipelined_bytes > MAX_HEAD_BYTES:
-            self.flow.pause_reading()
-        elif self.pipeline:
+    def _read_on(self) -> None:
+        """Undo uvicorn's pause behind a request that is being answered, or its client could leave unnoticed."""
+        if len(self.pipeline) > MAX_PIPELINED or len(self.cycle.body) > MAX_HEAD_BYTES:
+            self.transport.abort()
+        else:
             self.flow.resume_reading()
 
     def _start_clock(self) -> None:

@@ -4,6 +4,7 @@ They are generous: no honest client meets them, and no hostile one gets past the
 """
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
+MAX_PIPELINED = 100  # requests sent before the one ahead of them is answered
 REQUEST_TIMEOUT_S = 60  # from its first byte to its last; 16 MiB take so long at 2 Mbit/s
 LOST_CLIENT_S = 60  # a client that takes nothing for so long is gone
 MAX_BODY_BYTES = 16 * 1024 * 1024
