@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 
-from lightserve.errors import InvariantError
 from lightserve.ipc.messages import NewReq, StepResult, pack_int32, unpack_int32
 from lightserve.kernels.penalties import count_tokens
 from lightserve.model_worker.cuda_graph import Graph, Recorder
@@ -17,6 +15,7 @@ from lightserve.model_worker.graph_shapes import GraphShapes, eager_shape
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.model_worker.step_inputs import ForwardShape, Sampling, StepInputs, TailShape
+from lightserve.model_worker.step_memory import StepMemory
 from lightserve.model_worker.upload import upload
 
 # The router reads a step's result before it launches the step after the next; one more for good measure.
@@ -50,8 +49,10 @@ class CudaRunner:
         self._params = params
         self._shapes = shapes
         self._device = rows.next_token.device
-        self._seats = [_Seat(inputs.num_words, inputs.most_sampled, self._device) for _ in range(_STEPS_IN_FLIGHT)]
-        self._next_seat = 0
+        self._memories = [
+            StepMemory(inputs.num_words, inputs.most_sampled, self._device) for _ in range(_STEPS_IN_FLIGHT)
+        ]
+        self._next_memory = 0
         self._graphs: dict[ForwardShape | TailShape, Graph] = {}
         if recorder is not None:
             self._graphs = {shape: self.record(shape, recorder) for shape in shapes.all}
@@ -66,20 +67,20 @@ class CudaRunner:
 
     def run(self, step_id: int, batch: HostBatch) -> "CudaOutput":
         """Launch a batch of at least one token."""
-        seat = self._seats[self._next_seat]
-        self._next_seat = (self._next_seat + 1) % len(self._seats)
-        seat.take(step_id)
+        memory = self._memories[self._next_memory]
+        self._next_memory = (self._next_memory + 1) % len(self._memories)
+        memory.take(step_id)
         forward_shape = self._shapes.forward_of(batch) if self._graphs else None
         forward_shape = forward_shape or eager_shape(batch)
         num_sampled = int(np.count_nonzero(batch.is_sampled))
         tail_shape = self._shapes.tail_of(num_sampled, self._sampling(batch)) if num_sampled else None
-        self._send(seat, batch, forward_shape, tail_shape)
+        self._send(memory, batch, forward_shape, tail_shape)
         self._launch(forward_shape)
         if tail_shape is not None:
             self._launch(tail_shape)
-            seat.fetch(self._step.results(tail_shape))
-        seat.mark()
-        return CudaOutput(step_id, num_sampled, seat)
+            memory.fetch(self._step.results(tail_shape))
+        memory.mark()
+        return CudaOutput(step_id, num_sampled, memory)
 
     def _sampling(self, batch: HostBatch) -> Sampling:
         sampled = batch.sampled_rows
@@ -87,13 +88,15 @@ class CudaRunner:
             return Sampling.ADJUST
         return Sampling.GREEDY if self._params.is_greedy[sampled].all() else Sampling.DRAW
 
-    def _send(self, seat: "_Seat", batch: HostBatch, forward_shape: ForwardShape, tail_shape: TailShape | None) -> None:
+    def _send(
+        self, memory: StepMemory, batch: HostBatch, forward_shape: ForwardShape, tail_shape: TailShape | None
+    ) -> None:
         inputs = self._inputs
-        end = inputs.stage_forward(seat.words, batch, forward_shape)
+        end = inputs.stage_forward(memory.words, batch, forward_shape)
         start = inputs.base
         if tail_shape is not None:
-            start = inputs.stage_tail(seat.words, batch, tail_shape, self._params, self._rows)
-        inputs.copy(seat.pinned_words, start, end)
+            start = inputs.stage_tail(memory.words, batch, tail_shape, self._params, self._rows)
+        inputs.copy(memory.pinned_words, start, end)
 
     def rehearse(self, shape: ForwardShape | TailShape) -> None:
         """Launch a shape's work, kernel by kernel, on words that are all zero: on empty requests."""
@@ -125,7 +128,7 @@ class CudaOutput:
 
     step_id: int
     num_sampled: int
-    seat: "_Seat"
+    memory: StepMemory
 
     def result(self) -> StepResult:
         """Wait for the step and fetch what it sampled.
@@ -133,46 +136,7 @@ class CudaOutput:
         Raises:
             InvariantError: So many steps were launched since that its results are gone.
         """
-        token_ids, logprobs = self.seat.read(self.step_id)
+        token_ids, logprobs = self.memory.read(self.step_id)
         return StepResult(
             self.step_id, pack_int32(token_ids[: self.num_sampled]), logprobs[: self.num_sampled].tobytes()
         )
-
-
-class _Seat:
-    """Page-locked memory of one step in flight: what it reads, what it brings back, and whether it is done."""
-
-    def __init__(self, num_words: int, most_sampled: int, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self.pinned_words = torch.zeros(num_words, dtype=torch.int32, pin_memory=on_gpu)
-        self.words = self.pinned_words.numpy()
-        self._pinned_results = torch.zeros(2 * most_sampled, dtype=torch.int32, pin_memory=on_gpu)
-        self._results = self._pinned_results.numpy()
-        self._num_results = 0
-        self._done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]  # torch gives it no types
-        self._step_id = -1
-
-    def take(self, step_id: int) -> None:
-        """Sit a step down; the one before it here must be done with the memory."""
-        if self._done is not None:
-            self._done.synchronize()
-        self._step_id = step_id
-        self._num_results = 0
-
-    def fetch(self, results: torch.Tensor) -> None:
-        """Copy results here once the step has them."""
-        self._num_results = results.numel()
-        self._pinned_results[: self._num_results].copy_(results.view(-1), non_blocking=True)
-
-    def mark(self) -> None:
-        """Note where the step's work ends."""
-        if self._done is not None:
-            self._done.record()
-
-    def read(self, step_id: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
-        """Wait for a step and give its results, [2, n]."""
-        if step_id != self._step_id:
-            raise InvariantError(f"the results of step {step_id} have given way to those of step {self._step_id}")
-        if self._done is not None:
-            self._done.synchronize()
-        return self._results[: self._num_results].reshape(2, -1)

@@ -1,0 +1,59 @@
+"""Page-locked memory of one step in flight: what it reads, what it brings back, and whether it is done."""
+
+import numpy as np
+import torch
+
+from lightserve.errors import InvariantError
+
+
+class StepMemory:
+    """Memory of one step in flight.
+
+    Args:
+        num_words: Words that a step reads at most.
+        most_sampled: Rows that a step samples at most.
+        device: The GPU; on a CPU there is nothing to wait for.
+
+    Attributes:
+        pinned_words: [num_words] int32, what the step reads.
+        words: The same memory as NumPy sees it.
+    """
+
+    def __init__(self, num_words: int, most_sampled: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self.pinned_words = torch.zeros(num_words, dtype=torch.int32, pin_memory=on_gpu)
+        self.words = self.pinned_words.numpy()
+        self._pinned_results = torch.zeros(2 * most_sampled, dtype=torch.int32, pin_memory=on_gpu)
+        self._results = self._pinned_results.numpy()
+        self._num_results = 0
+        self._done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._step_id = -1
+
+    def take(self, step_id: int) -> None:
+        """Give the memory to a step; waits until the one before is done with it."""
+        if self._done is not None:
+            self._done.synchronize()
+        self._step_id = step_id
+        self._num_results = 0
+
+    def fetch(self, results: torch.Tensor) -> None:
+        """Copy results here once the step has them."""
+        self._num_results = results.numel()
+        self._pinned_results[: self._num_results].copy_(results.view(-1), non_blocking=True)
+
+    def mark(self) -> None:
+        """Note where the step's work ends."""
+        if self._done is not None:
+            self._done.record()
+
+    def read(self, step_id: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
+        """Wait for a step and give its results, [2, n].
+
+        Raises:
+            InvariantError: The memory has been given to another step since.
+        """
+        if step_id != self._step_id:
+            raise InvariantError(f"the results of step {step_id} have given way to those of step {self._step_id}")
+        if self._done is not None:
+            self._done.synchronize()
+        return self._results[: self._num_results].reshape(2, -1)

@@ -1,0 +1,62 @@
+"""Padded shapes: which there are, and which of them a batch takes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.graph_shapes import GraphShapes, eager_shape, row_sizes
+from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, Sampling, TailShape
+
+NUM_ROWS, MAX_TOKENS = 1000, 4096
+
+
+def make_batch(num_decode: int, chunk_lens: list[int]) -> HostBatch:
+    extend_lens = np.array([1] * num_decode + chunk_lens, dtype=np.int32)
+    rows, tokens = np.arange(len(extend_lens), dtype=np.int32), np.zeros(extend_lens.sum(), dtype=np.int32)
+    return HostBatch(num_decode, rows, np.zeros_like(rows), extend_lens, rows >= 0, tokens, tokens)
+
+
+batches = st.builds(
+    make_batch,
+    st.integers(0, NUM_ROWS),
+    st.one_of(st.just([]), st.lists(st.integers(1, 60), max_size=100), st.lists(st.integers(1, 3000), max_size=1)),
+).filter(lambda batch: 0 < batch.num_tokens <= MAX_TOKENS)
+
+
+@given(batches)
+def test_every_batch_finds_room(batch: HostBatch) -> None:
+    shapes = GraphShapes(NUM_ROWS, MAX_TOKENS)
+    recorded = shapes.forward_of(batch)
+    assert recorded is None or recorded in set(shapes.all)
+    shape = recorded or eager_shape(batch)
+    largest = shapes.largest_forward
+    assert batch.num_tokens <= shape.num_tokens <= largest.num_tokens
+    assert batch.num_decode <= shape.num_decode <= largest.num_decode
+    assert batch.num_chunks <= shape.num_chunks <= largest.num_chunks
+    assert shape.num_chunks % CHUNKS_PER_LAUNCH == 0
+
+
+@given(st.integers(1, NUM_ROWS), st.sampled_from(Sampling))
+def test_any_number_of_rows_has_a_recorded_tail_that_is_not_much_larger(num_rows: int, sampling: Sampling) -> None:
+    shape = GraphShapes(NUM_ROWS, MAX_TOKENS).tail_of(num_rows, sampling)
+    assert num_rows <= shape.num_sampled < 2 * num_rows or num_rows == 1
+    assert shape.num_sampled - num_rows < 64
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 64, 100, 1024, 4000])
+def test_sizes_reach_just_beyond_the_most_rows(num_rows: int) -> None:
+    sizes = row_sizes(num_rows)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] >= num_rows
+    assert all(size < num_rows for size in sizes[:-1])
+
+
+def test_the_largest_shapes_are_recorded_first_of_their_kind() -> None:
+    shapes = GraphShapes(NUM_ROWS, MAX_TOKENS)
+    recorded = list(shapes.all)
+    assert len(recorded) == len(set(recorded)) == shapes.count
+    assert set(shapes.largest) <= set(recorded)
+    assert recorded[0] == shapes.largest[0]
+    assert TailShape(1024, Sampling.GREEDY) in recorded
