@@ -13,9 +13,11 @@ from lightserve.children import Children, describe_exit
 from lightserve.config import ServerConfig
 from lightserve.ipc.links import Inbox
 from lightserve.ipc.messages import (
+    AbortMsg,
     DetokenizerInbox,
     FailMsg,
     FatalMsg,
+    FinishCode,
     GenerateMsg,
     LauncherInbox,
     ReadyMsg,
@@ -24,7 +26,10 @@ from lightserve.ipc.messages import (
     StepResult,
     TextParams,
     TokensMsg,
+    count_int32,
     pack_int32,
+    unpack_int32,
+    unpack_int64,
 )
 from lightserve.model_worker.profiling import GpuProfile, WorkerStats
 from lightserve.preparation import prepare
@@ -36,6 +41,7 @@ from lightserve.router.worker_client import WorkerClient
 from lightserve.run_dir import run_directory
 from lightserve.sampling_params import SamplingParams
 
+_GREEDY = SamplingParams(1, temperature=0.0, ignore_eos=True)
 _COMMANDS = {"model_worker": ("-m", "lightserve.model_worker.process")}
 
 
@@ -45,11 +51,19 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """One request: ids of its prompt, and how many tokens it is to produce."""
+    """One request.
+
+    Attributes:
+        prompt_ids: At least one.
+        output_len: Tokens that it is to produce.
+        sampling: The rest of its parameters; greedy unless given.
+        abort_after: Its client leaves once it has so many; 0: it stays.
+    """
 
     prompt_ids: Sequence[int]
     output_len: int
-    temperature: float = 0.0
+    sampling: SamplingParams = _GREEDY
+    abort_after: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +102,11 @@ class EngineHost:
     def steps(self) -> list[Step]:
         """What the last run asked of the workers."""
         return self._workers.steps
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        """Ids that the works of the last run produced, in their order."""
+        return self._mail.outputs
 
     def run(self, works: Sequence[Work]) -> float:
         """Run all of these, arrived at once, to their ends.
@@ -180,16 +199,17 @@ class _Mail:
 
     def __init__(self) -> None:
         self._waiting: list[RouterInbox] = []
-        self._num_posted = 0
+        self._works: Sequence[Work] = ()
+        self._first_id = 0
+        self.outputs: list[list[int]] = []
         self.num_running = 0
 
     def post(self, works: Sequence[Work]) -> None:
-        for work in works:
-            self._num_posted += 1
-            sampling = SamplingParams(work.output_len, temperature=work.temperature, ignore_eos=True)
-            message = GenerateMsg(self._num_posted, pack_int32(work.prompt_ids), sampling, TextParams())
-            self._waiting.append(message)
-        self.num_running += len(works)
+        self._first_id += len(self._works)
+        self._works, self.outputs, self.num_running = works, [[] for _ in works], len(works)
+        for req_id, work in enumerate(works, self._first_id):
+            sampling = msgspec.structs.replace(work.sampling, max_new_tokens=work.output_len)
+            self._waiting.append(GenerateMsg(req_id, pack_int32(work.prompt_ids), sampling, TextParams()))
 
     def receive(self, timeout_s: float | None = None) -> RouterInbox | None:
         return None
@@ -201,9 +221,18 @@ class _Mail:
     def take(self, message: DetokenizerInbox) -> None:
         match message:
             case TokensMsg():
-                self.num_running -= len(message.finish) - message.finish.count(0)
+                self._take_tokens(message)
             case FailMsg():
                 raise EngineError(f"request {message.req_id}: {message.error.message}")
+
+    def _take_tokens(self, message: TokensMsg) -> None:
+        self.num_running -= len(message.finish) - message.finish.count(FinishCode.NONE)
+        indices = (unpack_int64(message.req_ids) - self._first_id).tolist()
+        for index, token_id in zip(indices, unpack_int32(message.token_ids).tolist(), strict=True):
+            if token_id >= 0:
+                self.outputs[index].append(token_id)
+                if len(self.outputs[index]) == self._works[index].abort_after:
+                    self._waiting.append(AbortMsg([index + self._first_id]))
 
 
 class _ObservedWorkers:
@@ -215,8 +244,8 @@ class _ObservedWorkers:
 
     def step(self, plan: StepPlan) -> StepResult | None:
         result = self._client.step(plan)
-        num_decode = len(plan.decode_rows) // 4
-        self.steps.append(Step(num_decode, len(plan.out_slots) // 4 - num_decode, time.perf_counter()))
+        num_decode = count_int32(plan.decode_rows)
+        self.steps.append(Step(num_decode, count_int32(plan.out_slots) - num_decode, time.perf_counter()))
         return result
 
     def flush(self) -> StepResult | None:
