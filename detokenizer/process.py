@@ -32,6 +32,7 @@ from lightserve.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+_ENTRY_BYTES = 4  # of an id (int32) and of a logprob (float32)
 _REASONS = {FinishCode.STOP: "stop", FinishCode.LENGTH: "length", FinishCode.ABORT: "abort"}
 _INTERNAL_ERROR = ErrorInfo(500, "internal_error", "The answer could not be turned into text.")
 
@@ -104,23 +105,23 @@ class Detokenizer:
             if answer is None:
                 continue  # it has ended here; the router does not know yet
             if token_id >= 0:
-                entry = slice(4 * i, 4 * i + 4)
+                entry = slice(_ENTRY_BYTES * i, _ENTRY_BYTES * (i + 1))
                 answer.count(message.token_ids[entry], message.logprobs[entry])
             if cached_lens:
                 answer.cached_len += cached_lens[i]
-            self._advance(answer, token_id, code)
+            self._advance(req_id, answer, token_id, code)
             self._touched[req_id] = answer
             if answer.ended:
                 del self._open[req_id]
                 if code == FinishCode.NONE:
                     self._stopped.append(req_id)
 
-    def _advance(self, answer: Answer, token_id: int, code: int) -> None:
+    def _advance(self, req_id: int, answer: Answer, token_id: int, code: int) -> None:
         if token_id >= 0 and code != FinishCode.STOP:
             try:
                 answer.feed(token_id)
             except IndexError:
-                logger.error("token id %d has no text", token_id)
+                logger.error("req_id %d: token id %d has no text", req_id, token_id)
                 answer.fail(_INTERNAL_ERROR)
         if code == FinishCode.ABORT:
             answer.break_off(_REASONS[FinishCode.ABORT])

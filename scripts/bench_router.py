@@ -20,11 +20,14 @@ import numpy as np
 
 from lightserve.ipc.messages import (
     DetokenizerInbox,
+    FinishCode,
     GenerateMsg,
     RouterInbox,
     StepPlan,
     StepResult,
     TextParams,
+    TokensMsg,
+    count_int32,
     pack_float32,
     pack_int32,
     unpack_int32,
@@ -96,11 +99,11 @@ class Worker:
 
     def _run(self, plan: StepPlan) -> StepResult:
         for new in plan.new_reqs:
-            self._rows[new.req_row] = len(new.ids) // 4
+            self._rows[new.req_row] = count_int32(new.ids)
         rows = unpack_int32(plan.prefill_rows).tolist()
         ends = (unpack_int32(plan.prefill_starts) + unpack_int32(plan.prefill_lens)).tolist()
         num_ending = sum(end == self._rows[row] for row, end in zip(rows, ends, strict=True))
-        num_sampled = len(plan.decode_rows) // 4 + num_ending
+        num_sampled = count_int32(plan.decode_rows) + num_ending
         token_ids: IdArray = np.full(num_sampled, 5, dtype=np.int32)
         return StepResult(plan.step_id, pack_int32(token_ids), pack_float32(np.zeros(num_sampled)))
 
@@ -123,8 +126,8 @@ def measure_steps(policy: str, num_rows: int, num_steps: int, *, has_prefix_cach
 
     def send(message: DetokenizerInbox) -> None:
         encoder.encode(message)
-        if hasattr(message, "finish"):
-            clients.num_ended += len(message.finish) - message.finish.count(0)
+        if isinstance(message, TokensMsg):
+            clients.num_ended += len(message.finish) - message.finish.count(FinishCode.NONE)
 
     scheduler = Scheduler(limits, make_admission(policy, limits), send)
     router = Router(clients, send, scheduler, worker)

@@ -18,6 +18,8 @@ Int32s: TypeAlias = bytes
 Int64s: TypeAlias = bytes
 Float32s: TypeAlias = bytes
 
+_INT32_BYTES = 4
+
 
 def pack_int32(values: npt.ArrayLike) -> Int32s:
     """Encode integers as raw little-endian int32."""
@@ -47,6 +49,11 @@ def unpack_int64(raw: Int64s) -> npt.NDArray[np.int64]:
 def unpack_float32(raw: Float32s) -> npt.NDArray[np.float32]:
     """Decode raw little-endian float32 to a read-only array, without a copy."""
     return np.frombuffer(raw, dtype="<f4")
+
+
+def count_int32(raw: Int32s) -> int:
+    """Return how many integers raw int32 bytes hold, without decoding them."""
+    return len(raw) // _INT32_BYTES
 
 
 class FinishCode(IntEnum):
@@ -84,7 +91,6 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
     message: str
 
 
-# ---- to the router ----
 class GenerateMsg(_Message, frozen=True):
     """HTTP server -> router: one new request.
 
@@ -123,7 +129,6 @@ RouterInbox: TypeAlias = GenerateMsg | AbortMsg | StopMsg
 HTTP_INDEX_SHIFT = 48  # room for 2**48 requests per HTTP server
 
 
-# ---- to the detokenizer ----
 class StartMsg(_Message, frozen=True):
     """Router -> detokenizer: tokens of this request will follow."""
 
@@ -183,7 +188,6 @@ class LoadMsg(_Message, frozen=True):
 DetokenizerInbox: TypeAlias = StartMsg | TokensMsg | FailMsg | LoadMsg
 
 
-# ---- to an HTTP server ----
 class TextEvent(msgspec.Struct, frozen=True, array_like=True):
     """What one step brought one request. The event with ``finish_reason`` or ``error`` is its last.
 
@@ -239,7 +243,6 @@ class DownMsg(_Message, frozen=True):
 HttpInbox: TypeAlias = TextMsg | LoadMsg | ServeMsg | DrainMsg | DownMsg
 
 
-# ---- to the launcher ----
 class ReadyMsg(_Message, frozen=True):
     """Any child -> launcher: this process is ready.
 
@@ -270,7 +273,6 @@ class FatalMsg(_Message, frozen=True):
 LauncherInbox: TypeAlias = ReadyMsg | ServingMsg | FatalMsg
 
 
-# ---- router -> model worker, through rpyc as plain bytes ----
 class NewReq(msgspec.Struct, frozen=True, array_like=True):
     """A request that enters the batch.
 

@@ -10,6 +10,7 @@ from benchmark.traces import TraceRow
 from lightserve.ipc.messages import (
     DetokenizerInbox,
     FailMsg,
+    FinishCode,
     GenerateMsg,
     TextParams,
     TokensMsg,
@@ -117,7 +118,7 @@ class Clients:
         self.gap_counts += np.bincount(bins, minlength=_NUM_BINS)
         self.last_token_s[req_ids] = now_s
         self.num_tokens[req_ids] += 1
-        self.num_ended += len(message.finish) - message.finish.count(0)
+        self.num_ended += len(message.finish) - message.finish.count(FinishCode.NONE)
         if message.cached_lens:
             self.num_cached += int(unpack_int32(message.cached_lens).sum())
 

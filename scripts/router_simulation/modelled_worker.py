@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from lightserve.ipc.messages import StepPlan, StepResult, pack_float32, pack_int32, unpack_int32
+from lightserve.ipc.messages import StepPlan, StepResult, count_int32, pack_float32, pack_int32, unpack_int32
 from lightserve.router.arrays import RowArray
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -102,8 +102,8 @@ class ModelledWorker:
     def _advance(self, plan: StepPlan) -> float:
         """Take in a plan; return how long it runs."""
         for new in plan.new_reqs:
-            self._seq_lens[new.req_row] = len(new.cached_slots) // 4
-            self._num_ids[new.req_row] = len(new.ids) // 4
+            self._seq_lens[new.req_row] = count_int32(new.cached_slots)
+            self._num_ids[new.req_row] = count_int32(new.ids)
             self._final_lens[new.req_row] = new.prompt_len + self._output_lens[new.sampling.seed]
         decode_rows, prefill_rows = unpack_int32(plan.decode_rows), unpack_int32(plan.prefill_rows)
         self._seq_lens[decode_rows] += 1
