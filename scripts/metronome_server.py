@@ -47,7 +47,7 @@ class Metronome:
 
 
 class StreamConnection(asyncio.Protocol):
-    """One client connection."""
+    """One client connection, with the callbacks of ``asyncio.Protocol`` and of ``httptools.HttpRequestParser``."""
 
     def __init__(self, metronome: Metronome) -> None:
         self._metronome = metronome
@@ -84,7 +84,6 @@ class StreamConnection(asyncio.Protocol):
     def _leave(self) -> None:
         self._metronome.streams.pop(self, None)
 
-    # ---- asyncio.Protocol and httptools ----
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self._transport = cast(asyncio.Transport, transport)
 

@@ -61,7 +61,6 @@ class ApiFamily:
     needs_model: bool
 
 
-# ---- LightLLM's family ----
 class _Token(msgspec.Struct):
     text: str = ""
     count_output_tokens: int | None = None
@@ -110,7 +109,6 @@ def _take_token(token: _Token, answer: Answer) -> None:
     answer.output_tokens = token.count_output_tokens
 
 
-# ---- OpenAI's family ----
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

@@ -29,7 +29,10 @@ class ResponseSink(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """Sends a request and feeds its response to the request's sink."""
+    """Sends a request and feeds its response to the request's sink.
+
+    Its callbacks are those of ``asyncio.Protocol``, then those of ``httptools.HttpResponseParser``.
+    """
 
     def __init__(self, pool: "ConnectionPool") -> None:
         self._pool = pool
@@ -54,7 +57,6 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # ---- asyncio.Protocol ----
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self._transport = cast(asyncio.Transport, transport)
 
@@ -76,7 +78,6 @@ class Connection(asyncio.Protocol):
         self._pool.forget(self)
         self._lose(str(exc) if exc is not None else "closed by the server")
 
-    # ---- httptools ----
     def on_headers_complete(self) -> None:  # noqa: D102
         if self._sink is not None and self._parser is not None:
             self._sink.on_status(self._parser.get_status_code())

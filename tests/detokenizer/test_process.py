@@ -305,7 +305,6 @@ def test_every_request_gets_its_whole_text_and_one_last_event(
     assert reasons == {req_id: ["length"] for req_id in ids}
 
 
-# ---- the process ----
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Iterator[str]:
     folder = make_model_folder(tmp_path)

@@ -81,7 +81,6 @@ def pieces_of(tokenizer: Tokenizer, text: str) -> list[bytes]:
     return [tokenizer.bytes_table[i] for i in tokenizer.encode(text, add_special_tokens=False)]
 
 
-# ---- byte-level ----
 @given(text=st.text())
 def test_any_byte_level_text_survives(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     tokenizer = BYTE_LEVEL.get(tmp_path_factory)
@@ -149,7 +148,6 @@ def test_filling_of_the_embedding_table_has_no_text(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == len(keys["tokenizer.ggml.tokens"]) - 2
 
 
-# ---- SentencePiece ----
 def join_best_neighbours(text: str, scores: dict[str, float]) -> list[str]:
     """SentencePiece's own rule, taken literally."""
     pieces = list("▁" + text.replace(" ", "▁")) if text else []
@@ -190,7 +188,6 @@ def test_a_first_space_is_added_as_the_file_says(
     assert tokenizer.decode(tokenizer.encode("red", add_special_tokens=False), skip_special_tokens=True) == "red"
 
 
-# ---- names ----
 @pytest.mark.parametrize(
     ("keys", "num_bos"),
     [
@@ -236,7 +233,6 @@ def test_chat_templates_are_handed_on(tmp_path: Path, templates: dict[str, Any],
     assert export(tmp_path, byte_level_keys() | templates).chat_template == expected
 
 
-# ---- what is refused ----
 @pytest.mark.parametrize(
     ("keys", "named"),
     [

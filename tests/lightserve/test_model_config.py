@@ -54,7 +54,6 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.levelno == logging.WARNING]
 
 
-# ---- config.json ----
 def test_a_folder_is_read_whole_and_survives_a_message(tmp_path: Path) -> None:
     config = load(tmp_path)
     assert config == ModelConfig(
@@ -251,7 +250,6 @@ def test_the_presets_have_the_shapes_of_their_names(name: str, shape: tuple[int,
     assert (c.vocab_size, c.dtype, c.eos_token_ids) == (128256, "bfloat16", (128001, 128008, 128009))
 
 
-# ---- ids that end a text ----
 def test_end_ids_of_all_three_files_are_joined(tmp_path: Path) -> None:
     write_json(tmp_path, "generation_config", {"eos_token_id": [2, 7]})
     write_json(
@@ -290,7 +288,6 @@ def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-# ---- GGUF ----
 def load_gguf(tmp_path: Path, metadata: dict[str, Any] | None = None, tensors: Any = None) -> ModelConfig:
     return load_model_config(write_gguf_file(tmp_path / "m.gguf", metadata, tensors))
 

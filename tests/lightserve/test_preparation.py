@@ -104,7 +104,6 @@ def test_a_chat_template_is_found_in_either_place(tmp_path: Path) -> None:
     assert has_chat_template(str(folder))
 
 
-# ---- what the operator reads ----
 def make_boot(config: ServerConfig, run_dir: Path, **changes: object) -> Boot:
     return prepare(replace(config, **changes), run_dir, listen_fd=7)  # type: ignore[arg-type]
 

@@ -140,7 +140,6 @@ def test_truncation_and_padding_stored_in_the_file_do_not_apply(tmp_path: Path) 
     assert len(Tokenizer.load(tmp_path).encode("xyz", add_special_tokens=True)) == 3
 
 
-# ---- BOS ----
 @pytest.mark.parametrize(("add_bos_token", "num_bos"), [(True, 1), (False, 0)])
 @pytest.mark.parametrize("in_post_processor", [True, False])
 def test_the_config_decides_about_bos(
@@ -182,7 +181,6 @@ def _bos_template() -> dict[str, Any]:
     }
 
 
-# ---- files ----
 def test_named_tokens_may_be_objects(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(byte_level_folder(tmp_path, eos_token={"content": IM_END, "lstrip": False}))
     assert (tokenizer.bos_token, tokenizer.eos_token) == (IM_START, IM_END)
@@ -271,7 +269,6 @@ def test_a_missing_file_is_the_operators_mistake(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-# ---- marks that only the server may set ----
 def test_special_tokens_written_in_plain_parts_stay_text(tokenizer: Tokenizer) -> None:
     mark, mark_id = next(iter(tokenizer.special_id_of.items()))
     ids = tokenizer.encode_parts(["red ", mark_id, f"green {mark}{mark}", mark_id])
@@ -294,7 +291,6 @@ def test_parts_without_marks_inside_encode_like_the_joined_text(
     )
 
 
-# ---- threads and processes ----
 def test_many_threads_get_the_same_results_as_one(tokenizer: Tokenizer) -> None:
     def work(seed: int) -> bool:
         text = TEXTS[seed % len(TEXTS)] * (seed % 7)

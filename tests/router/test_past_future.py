@@ -36,7 +36,6 @@ def num_admitted(admission: PastFutureAdmission, new: Claim) -> int:
     return MAX_ROWS
 
 
-# ---- how long answers get ----
 def test_survival_is_the_share_of_longer_answers() -> None:
     lengths = OutputLengths(1000)
     for length in range(1, 101):
@@ -68,7 +67,6 @@ def test_the_window_slides() -> None:
     assert lengths.survival(NOBODY_RUNS)[49] == pytest.approx(1)
 
 
-# ---- who may join ----
 def test_without_experience_everybody_is_taken_to_produce_all_they_may() -> None:
     assert num_admitted(taught(), claim(100, 901)) == 10
 
@@ -112,7 +110,6 @@ def test_what_several_share_counts_once_and_to_the_end() -> None:
     assert admission.peak() == 0
 
 
-# ---- pauses ----
 def past_future_harness(pool: int, rows: int = 8) -> Harness:
     """Make a router whose policy believes that answers are very short, so that it overflows again and again."""
     admission = PastFutureAdmission(pool, rows, LIMITS.max_req_total_len, 0.5)

@@ -60,7 +60,6 @@ class CacheMachine(RuleBasedStateMachine):
     def locked(self) -> set[Prefix]:
         return {req.prefix(n) for req in self.sharers.values() for n in range(1, req.node.end + 1)}
 
-    # ---- what requests do ----
     @precondition(lambda self: len(self.sharers) < NUM_ROWS)
     @rule(
         salt=st.sampled_from(["", "a"]),
@@ -161,7 +160,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.make_room(num_tokens)
         assert self.slots.num_free == num_free
 
-    # ---- the model ----
     def keep(self, req: Sharer, start: int, end: int) -> None:
         for length in range(start + 1, end + 1):
             if req.prefix(length) not in self.cached:
@@ -183,7 +181,6 @@ class CacheMachine(RuleBasedStateMachine):
     def used_slots(self) -> set[int]:
         return set(self.cached.values()) | {slot for req in self.sharers.values() for slot in req.slots}
 
-    # ---- what must always hold ----
     @invariant()
     def every_slot_is_free_or_cached_or_used_and_none_is_lost(self) -> None:
         used = self.used_slots()

@@ -56,7 +56,6 @@ def serve(harness: Harness, requests: list[tuple[list[int], SamplingParams]]) ->
     check_all(harness, submitted)
 
 
-# ---- the same ids, whatever else runs ----
 def test_a_crowd_gets_what_each_would_get_alone() -> None:
     sizes = [(3, 40), (70, 5), (16, 16), (17, 1), (1, 60), (100, 30), (5, 5), (33, 2), (8, 90), (2, 1), (120, 30)]
     requests = [(prompt_of(size, seed), SamplingParams(new)) for seed, (size, new) in enumerate(sizes)]
@@ -99,7 +98,6 @@ def test_two_runs_plan_the_same_steps() -> None:
     assert plans[0] == plans[1]
 
 
-# ---- ends ----
 def test_an_end_by_length_wastes_no_row() -> None:
     harness = Harness()
     serve(harness, [(prompt_of(5), SamplingParams(9, ignore_eos=True))])
@@ -164,7 +162,6 @@ def test_not_finite_logits_end_only_that_request_with_an_error() -> None:
     assert harness.loads[-1].used_slots == 0
 
 
-# ---- refusals ----
 @pytest.mark.parametrize(
     ("prompt_len", "max_new_tokens", "limit"),
     [
@@ -208,7 +205,6 @@ def test_an_id_in_use_is_an_invariant_broken() -> None:
         harness.scheduler.add(message)
 
 
-# ---- aborts ----
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 6, 12, 13, 14])
 def test_an_abort_frees_everything_at_once_in_every_state(turns: int) -> None:
     harness = Harness(chunked_prefill_size=16, batch_max_tokens=24)
@@ -262,7 +258,6 @@ def test_a_stop_from_the_detokenizer_ends_quietly() -> None:
     assert harness.loads[-1].num_running == 0
 
 
-# ---- order ----
 def test_a_big_head_is_passed_but_not_starved() -> None:
     harness = Harness(max_total_token_num=1000, max_req_total_len=1000, chunked_prefill_size=400, batch_max_tokens=500)
     harness.submit(0, prompt_of(300), SamplingParams(200, ignore_eos=True))
@@ -306,7 +301,6 @@ def test_a_higher_priority_goes_first_and_the_lower_is_not_starved() -> None:
     assert 10 < place < 98
 
 
-# ---- time ----
 def test_an_overdue_request_fails_wherever_it_is() -> None:
     harness = Harness(running_max_req_size=1)
     harness.submit(1, prompt_of(4), SamplingParams(100, ignore_eos=True), timeout_s=20.0)
@@ -334,7 +328,6 @@ def test_a_target_for_inter_token_latency_sizes_the_chunks() -> None:
     assert all(30 <= length <= 42 for length in late[:-1])
 
 
-# ---- the prefix cache ----
 def turns_of(harness: Harness, requests: list[tuple[list[int], SamplingParams]]) -> int:
     start = harness.now
     first = len(harness.seen)
@@ -425,7 +418,6 @@ def test_a_failed_request_leaves_the_prefix_that_it_had_found() -> None:
     assert harness.seen[2].cached_len == 30
 
 
-# ---- everything at once ----
 @dataclass
 class Client:
     prompt_ids: list[int]

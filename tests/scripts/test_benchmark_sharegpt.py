@@ -54,7 +54,6 @@ def _summary(outcomes: list[Outcome], output_len: int = 100) -> Summary:
     return summarize(outcomes, [Prompt("", 10, output_len)] * len(outcomes), LatencyLimits())
 
 
-# ---- counting tokens ----
 def test_100_tokens_of_one_space_are_100_by_usage() -> None:
     summary = _summary(_load(FakeServer(lambda _: completion(100, usage=100))))
     assert summary.output_tokens == 100
@@ -81,7 +80,6 @@ def test_without_usage_the_fallback_is_named_in_the_report() -> None:
     assert "1 answers came without usage" in table
 
 
-# ---- however the bytes come ----
 def _cut(steps: Steps, size: int) -> Steps:
     whole = b"".join(step for step in steps if isinstance(step, bytes))
     pieces: Steps = []
@@ -126,7 +124,6 @@ def test_lightserve_streams_are_read() -> None:
     assert list(memoryview(outcome.chunk_usage).cast("d")) == [1.0, 3.0]
 
 
-# ---- failures ----
 _BAD_ANSWERS: dict[str, Steps] = {
     "http_503": [json_reply({"error": {"message": "full"}}, "503 Service Unavailable")],
     "http_429": [json_reply({"error": {"message": "queue is full"}}, "429 Too Many Requests")],
@@ -178,7 +175,6 @@ def test_a_request_that_takes_too_long_fails_and_is_closed() -> None:
     assert outcome.failure == "timeout"
 
 
-# ---- load ----
 def test_concurrency_is_never_exceeded_and_connections_are_kept() -> None:
     server = FakeServer(lambda _: completion(2, usage=2, pause_s=0.002))
     outcomes = _load(server, count=20, max_concurrency=3)
@@ -246,7 +242,6 @@ def _offsets(prompts: list[Prompt], *flags: str) -> list[float]:
     return arrival_offsets(prompts, parse_options(["--dataset", "x.csv", *flags]))
 
 
-# ---- the whole command ----
 def _run(server: FakeServer, *flags: str, tmp_path: Path) -> tuple[int, dict[str, Any]]:
     path = tmp_path / "result.json"
     with in_a_thread(server) as url:

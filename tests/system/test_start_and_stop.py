@@ -26,7 +26,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# ---- ready ----
 @pytest.mark.parametrize("has_chat_template", [True, False])
 def test_the_command_printed_with_the_ready_line_works(tmp_path: Path, has_chat_template: bool) -> None:
     folder = make_model_folder(tmp_path / "it's a model")
@@ -44,7 +43,6 @@ def test_the_command_printed_with_the_ready_line_works(tmp_path: Path, has_chat_
         assert reply.json()["model"] == "it's a model"
 
 
-# ---- loading ----
 def test_health_is_503_until_the_model_is_loaded(model_dir: Path) -> None:
     port = free_port()
     with fake_server(model_dir, script=FakeWorkerScript(load_s=4), port=port) as server:
@@ -124,7 +122,6 @@ def test_a_stop_signal_while_the_default_model_is_fetched_stops_at_once(tmp_path
             assert list(server.temp_dir.iterdir()) == []
 
 
-# ---- idle ----
 def test_an_idle_server_stops_at_a_signal_and_can_be_started_again_at_once(model_dir: Path) -> None:
     port = free_port()
     for _ in range(2):
@@ -151,7 +148,6 @@ def test_an_idle_server_uses_no_processor(model_dir: Path) -> None:
         assert used <= 0.03  # 1 % of a core
 
 
-# ---- busy ----
 def test_a_busy_server_finishes_what_is_open_refuses_what_is_new_and_has_an_end(model_dir: Path) -> None:
     async def run(server: Server) -> tuple[list[Outcome], Outcome]:
         async with open_client(server.url) as client:
@@ -214,7 +210,6 @@ def test_the_children_of_a_launcher_killed_in_the_middle_of_work_die(model_dir: 
         assert is_port_free(server.port)
 
 
-# ---- several servers, odd directories ----
 def test_four_servers_started_together_answer_only_their_own_requests(model_dir: Path, tmp_path: Path) -> None:
     shared = {"TMPDIR": str(tmp_path)}
     with contextlib.ExitStack() as stack:

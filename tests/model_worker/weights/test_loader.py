@@ -86,7 +86,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-# ---- safetensors ----
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_safetensors_load_equals_the_saved_model(architecture: str, tied: bool, tmp_path: Path) -> None:
@@ -171,7 +170,6 @@ def assert_qkv_shards(parts: list[LayerWeights], state: State, index: int) -> No
             assert_same(part.qkv if kind == "weight" else part.qkv_bias, expected)
 
 
-# ---- folders that must not start ----
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     stored = load_file(folder / "model.safetensors")
     del stored["model.layers.1.mlp.up_proj.weight"]
@@ -278,7 +276,6 @@ def test_more_weights_than_memory_are_refused_before_they_are_taken(folder: Path
             load_weights(huge, rank=0, world_size=1, device=CPU, dtype=torch.float32, load_format="dummy")
 
 
-# ---- GGUF ----
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16], ids=name_of)
 @pytest.mark.parametrize("architecture", GGUF_ARCHITECTURES)
 def test_gguf_load_equals_the_saved_model(architecture: str, kind: Kind, tmp_path: Path) -> None:
@@ -419,7 +416,6 @@ def test_safetensors_and_gguf_f16_load_the_same(architecture: str, tmp_path: Pat
             assert_same(getattr(left, field), getattr(right, field))
 
 
-# ---- dummy ----
 def test_dummy_weights_are_finite_of_unit_gain_and_the_same_at_every_start(folder: Path) -> None:
     config = load_model_config(folder)
     before = sorted(folder.iterdir())
