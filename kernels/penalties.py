@@ -4,8 +4,8 @@
     then presence (output):         logit - p, once per id
     and frequency (output):         logit - f · count
 
-What a request has seen is one row of ``token_counts``: how often an id was generated, plus ``IN_PROMPT`` where the prompt
-holds it.
+What a request has seen is one row of ``token_counts``: how often an id was generated, plus ``IN_PROMPT`` where the
+prompt holds it.
 """
 
 import torch

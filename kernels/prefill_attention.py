@@ -4,12 +4,13 @@ The query tokens of request i are rows [cu_seqlens[i], cu_seqlens[i + 1]) of q a
 [seq_lens[i] - extend_len, seq_lens[i]); each sees every position up to its own, through the Token Table.
 
 ``plan_prefill`` cuts the requests into tiles of query tokens on the device, once a step for all layers. One program per
-tile and kv head. Its rows are the tile's tokens times the query heads of the group: they share each K and V, and a short
-chunk fills a tile as well as a long one. Those with the most keys start first. Keys before the tile's first token need
-no mask; the rest take a second loop. Scores, softmax and sums in float32.
+tile and kv head. Its rows are the tile's tokens times the query heads of the group: they share each K and V, and a
+short chunk fills a tile as well as a long one. Keys before the tile's first token need no mask; the rest take a second
+loop. Scores, softmax and sums in float32.
 
-K and V are read through the Token Table slot by slot, or, where the queries are many for the keys (``gather_len``), copied
-side by side first so that the tensor memory accelerator feeds the tensor cores: the copy takes 2 % of such a prefill.
+K and V are read through the Token Table slot by slot, or, where the queries are many for the keys (``gather_len``),
+copied side by side first so that the tensor memory accelerator feeds the tensor cores: at 8,192 tokens the copy takes
+2 % of the time and the products run a quarter faster.
 """
 
 from collections.abc import Sequence
@@ -50,10 +51,10 @@ class PrefillPlan:
     """How a step's prefill attention is cut into tiles.
 
     Attributes:
-        tiles: [max_tiles, 4] int32: row of the Token Table (gathered: of the copy, where the request's keys begin), first
-            row of q, position of that token, number of tokens (0: no tile).
-        slots: [copy_len] int32, all requests' slots side by side, each filled up to whole tiles of keys with its last slot;
-            empty when K and V are not gathered.
+        tiles: [max_tiles, 4] int32: row of the Token Table (gathered: of the copy, where the request's keys begin),
+            first row of q, position of that token, number of tokens (0: no tile).
+        slots: [copy_len] int32, all requests' slots side by side, each filled up to whole tiles of keys with its last
+            slot; empty when K and V are not gathered.
     """
 
     tiles: torch.Tensor
@@ -61,7 +62,7 @@ class PrefillPlan:
 
 
 MAX_GATHER_LEN = 32768  # bounds the copy: 128 MiB for 8 kv heads of 128 in bfloat16
-MIN_QUERIES_PER_KEY = 400  # below, copying a key (2 ns) costs more than it spares the queries that see it
+MIN_QUERIES_PER_KEY = 200  # below, copying a key (2 ns) costs more than it spares the queries that see it
 
 
 def gather_len(extend_lens: Sequence[int], seq_lens: Sequence[int]) -> int:
@@ -153,7 +154,8 @@ def prefill_attention(
     """Attend causally with each request's last tokens; their K and V are in the cache already.
 
     Args:
-        q: [num_tokens, num_heads, head_dim]; each token's heads contiguous. Rows from ``cu_seqlens[-1]`` on are padding.
+        q: [num_tokens, num_heads, head_dim]; each token's heads contiguous. Rows from ``cu_seqlens[-1]`` on are
+            padding.
         kv_layer: [num_slots, 2, num_kv_heads, head_dim], one layer of the cache; a slot contiguous.
         req_to_slots: [num_rows, width] int32, the Token Table.
         req_rows: [num_reqs] int32.
@@ -225,7 +227,9 @@ class LaunchRule:
 
 # Two programs on a multiprocessor, one's softmax under the other's products.
 GATHERED = LaunchRule(block_rows=64, block_keys=64, num_warps=4, num_stages=3)
-SCATTERED = LaunchRule(block_rows=128, block_keys=32, num_warps=4, num_stages=3)
+SCATTERED = LaunchRule(
+    block_rows=64, block_keys=64, num_warps=4, num_stages=5
+)  # the slots' loads take every other stage
 
 
 def _block_keys(rule: LaunchRule, row_bytes: int) -> int:

@@ -7,20 +7,21 @@ neighbours nor on its place in the batch. With s = (logit - max) / temperature, 
     top-p   the largest threshold whose kept mass reaches top_p of what top-k kept
     min-p   log(min_p)
 
-so ties at a threshold are all kept. The token is the first, in order of ids, at which the kept mass up to and including it
-exceeds uniform · (all kept mass).
+so ties at a threshold are all kept. The token is the first, in order of ids, at which the kept mass up to and including
+it exceeds uniform · (all kept mass).
 
-Two kernels: one program per row and tile takes maxima and masses; then one program per row draws. No sort: tokens that may be
-kept are gathered by a bound on the distance d = -s (the k-th largest of the maxima of small groups, or the mass that may be
-left out spread over all tokens), and the exact thresholds are found among them by bisecting the bits of d. Should they be too
-many, as in a flat distribution, bisection over whole rows brackets each threshold first.
+Two kernels: one program per row and tile takes maxima and masses; then one program per row draws. No sort: tokens that
+may be kept are gathered by a bound on the distance d = -s (the k-th largest of the maxima of small groups, or the mass
+that may be left out spread over all tokens), and the exact thresholds are found among them by bisecting the bits of d.
+Should they be too many, as in a flat distribution, bisection over whole rows brackets each threshold first. Groups
+whose best lies beyond the bound are passed over in either case.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from lightserve.kernels.launch import dependent_launch, wait_for_previous
+from lightserve.kernels.launch import dependent_launch, num_multiprocessors, wait_for_previous
 
 GREEDY_BELOW = 1e-5  # a smaller temperature means argmax: the second best is then e^-1000 times as likely at best
 
@@ -204,6 +205,7 @@ def _choose(
     group_best = torch.empty(n, num_groups, dtype=torch.float32, device=device)
     distances = torch.empty(n, CANDIDATES if parameters else 0, dtype=torch.float32, device=device)
     candidates = torch.empty(n, CANDIDATES if parameters else 0, dtype=torch.int32, device=device)
+    groups = torch.empty(n, num_groups, dtype=torch.int32, device=device)
     temperature, *filters = parameters or (token_ids,) * 6
     _tile_kernel[(n, num_tiles)](
         logits,
@@ -231,6 +233,7 @@ def _choose(
         group_best,
         distances,
         candidates,
+        groups,
         temperature,
         *filters,
         token_ids,
@@ -243,10 +246,13 @@ def _choose(
         SAMPLE=parameters is not None,
         GREEDY_BELOW=GREEDY_BELOW,
         TILE=TILE,
+        GROUP=GROUP,
         CANDIDATES=CANDIDATES,
         BLOCK_TILES=triton.next_power_of_2(num_tiles),
         BLOCK_GROUPS=triton.next_power_of_2(num_groups),
         num_warps=8 if parameters else 1,
+        # two rows on a multiprocessor, once there are enough: a third slower alone, a fifth faster together
+        maxnreg=128 if parameters and n > num_multiprocessors(device) else None,
         **dependent_launch(logits),
     )
     return token_ids, logprobs
@@ -339,6 +345,7 @@ def _row_kernel(
     group_best,
     distances,
     candidates,
+    groups,
     temperature,
     top_k,
     top_p,
@@ -355,6 +362,7 @@ def _row_kernel(
     SAMPLE: tl.constexpr,
     GREEDY_BELOW: tl.constexpr,
     TILE: tl.constexpr,
+    GROUP: tl.constexpr,
     CANDIDATES: tl.constexpr,
     BLOCK_TILES: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
@@ -386,6 +394,7 @@ def _row_kernel(
                 stats + 3 * num_tiles,
                 group_best + row * num_groups,
                 num_groups,
+                groups + row * num_groups,
                 distances + row * CANDIDATES,
                 candidates + row * CANDIDATES,
                 tl.load(top_k + row),
@@ -393,6 +402,7 @@ def _row_kernel(
                 tl.load(min_p + row),
                 uniform(tl.load(seeds + row), tl.load(positions + row)),
                 TILE,
+                GROUP,
                 CANDIDATES,
                 BLOCK_GROUPS,
             )
@@ -415,6 +425,7 @@ def _draw(
     tile_mass_out,
     group_best,
     num_groups,
+    groups,
     distances,
     candidates,
     k,
@@ -422,29 +433,48 @@ def _draw(
     smallest_p,
     draw,
     TILE: tl.constexpr,
+    GROUP: tl.constexpr,
     CANDIDATES: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
     """Draw one token of a row: from all tokens, from the gathered candidates, or by passes over the row."""
     k = tl.where((k > 0) & (k < vocab_size), k, 0)
     mass = tl.sum(tile_mass)
+    group = tl.arange(0, BLOCK_GROUPS)
+    nearest = _distance(
+        tl.load(group_best + group, mask=group < num_groups, other=float("-inf")), best, inverse_temperature
+    )
+    upper = tl.full([], float("inf"), tl.float32)
+    beyond = tl.where(smallest_p > 0, -tl.log(tl.maximum(smallest_p, 1e-30)), float("inf"))
+    if k > 0:  # no more than k groups hold a token nearer than the k-th nearest
+        upper = _bisect(nearest, (group < num_groups).to(tl.float32), k.to(tl.float32), -1.0, float("inf"))
+    if p < 1:  # all tokens below (1 - p) · mass / vocab_size weigh less than may be left out; the best alone weighs 1
+        upper = tl.minimum(upper, tl.log(vocab_size / ((1 - p) * tl.where(k > 0, 1.0, mass))) + 0.001)
+    if (k == 0) & (p >= 1):
+        upper = beyond
+    num_listed = _list_groups(nearest, upper, num_groups, groups)
     if (k == 0) & (p >= 1) & (smallest_p <= 0):
-        token_id = _first_above(source, best, inverse_temperature, float("inf"), draw, vocab_size, tile_mass, TILE)
+        token_id = _first_above(
+            source, best, inverse_temperature, upper, draw, vocab_size, tile_mass, groups, num_listed, TILE, GROUP
+        )
     else:
-        upper = tl.full([], float("inf"), tl.float32)
-        if k > 0:
-            upper = _kth_group(group_best, best, inverse_temperature, num_groups, k, BLOCK_GROUPS)
-        if p < 1:
-            # all tokens below (1 - p) · mass / vocab_size weigh less than what may be left out; the best alone weighs 1
-            upper = tl.minimum(upper, tl.log(vocab_size / ((1 - p) * tl.where(k > 0, 1.0, mass))) + 0.001)
-        lower_bound = tl.where(smallest_p > 0, -tl.log(tl.maximum(smallest_p, 1e-30)), float("inf"))
-        if (k == 0) & (p >= 1):
-            upper = lower_bound
         count = _gather(
-            source, best, inverse_temperature, -1.0, upper, vocab_size, distances, candidates, TILE, CANDIDATES
+            source,
+            best,
+            inverse_temperature,
+            -1.0,
+            upper,
+            vocab_size,
+            groups,
+            num_listed,
+            distances,
+            candidates,
+            TILE,
+            GROUP,
+            CANDIDATES,
         )
         if count <= CANDIDATES:
-            token_id = _draw_candidate(distances, candidates, count, upper, mass, k, p, lower_bound, draw, CANDIDATES)
+            token_id = _draw_candidate(distances, candidates, count, upper, mass, k, p, beyond, draw, CANDIDATES)
         else:
             limit = upper
             if k > 0:
@@ -455,13 +485,16 @@ def _draw(
                     upper,
                     k.to(tl.float32),
                     vocab_size,
+                    groups,
+                    num_listed,
                     distances,
                     candidates,
                     False,
                     TILE,
+                    GROUP,
                     CANDIDATES,
                 )
-                _, mass = _weigh(source, best, inverse_temperature, limit, vocab_size, TILE)
+                _, mass = _weigh(source, best, inverse_temperature, limit, vocab_size, groups, num_listed, TILE, GROUP)
             if p < 1:
                 upper = tl.minimum(limit, tl.log(vocab_size / ((1 - p) * mass)) + 0.001)
                 limit = _smallest_limit(
@@ -471,22 +504,37 @@ def _draw(
                     upper,
                     p * mass,
                     vocab_size,
+                    groups,
+                    num_listed,
                     distances,
                     candidates,
                     True,
                     TILE,
+                    GROUP,
                     CANDIDATES,
                 )
-            limit = tl.minimum(limit, lower_bound)
+            limit = tl.minimum(limit, beyond)
             kept_mass = _mass_of_tiles(
-                source, best, inverse_temperature, limit, vocab_size, tile_mass_out, tile_mass.shape[0], TILE
+                source,
+                best,
+                inverse_temperature,
+                limit,
+                vocab_size,
+                groups,
+                num_listed,
+                tile_mass_out,
+                tile_mass.shape[0],
+                TILE,
+                GROUP,
             )
-            token_id = _first_above(source, best, inverse_temperature, limit, draw, vocab_size, kept_mass, TILE)
+            token_id = _first_above(
+                source, best, inverse_temperature, limit, draw, vocab_size, kept_mass, groups, num_listed, TILE, GROUP
+            )
     return token_id
 
 
 @triton.jit
-def _draw_candidate(distances, candidates, count, upper, mass, k, p, lower_bound, draw, CANDIDATES: tl.constexpr):
+def _draw_candidate(distances, candidates, count, upper, mass, k, p, beyond, draw, CANDIDATES: tl.constexpr):
     """Draw from all tokens that may be kept, held in registers."""
     index = tl.arange(0, CANDIDATES)
     distance = tl.load(distances + index, mask=index < count, other=float("inf"))
@@ -496,7 +544,7 @@ def _draw_candidate(distances, candidates, count, upper, mass, k, p, lower_bound
         mass = tl.sum(tl.where(distance <= limit, _mass(distance), 0.0))
     if p < 1:
         limit = _bisect(distance, _mass(distance), p * mass, -1.0, limit)
-    limit = tl.minimum(limit, lower_bound)
+    limit = tl.minimum(limit, beyond)
     kept = tl.where(distance <= limit, _mass(distance), 0.0)
     return tl.load(candidates + _index_above(kept, draw * tl.sum(kept)))
 
@@ -511,28 +559,66 @@ def _index_above(mass, target):
 
 
 @triton.jit
-def _distance(source, best, inverse_temperature, token_id, vocab_size):
-    """How far below the best the tokens score; never negative, infinite outside the vocabulary."""
-    score = tl.load(source + token_id, mask=token_id < vocab_size, other=float("-inf")).to(tl.float32)
+def _distance(score, best, inverse_temperature):
+    """How far below the best tokens score; never negative."""
     return (best - score) * inverse_temperature
 
 
 @triton.jit
-def _first_above(source, best, inverse_temperature, limit, draw, vocab_size, tile_mass, TILE: tl.constexpr):
+def _list_groups(nearest, upper, num_groups, groups):
+    """Write the groups that hold a token within ``upper`` side by side; count them."""
+    group = tl.arange(0, nearest.shape[0])
+    listed = ((nearest <= upper) & (group < num_groups)).to(tl.int32)
+    tl.store(groups + tl.cumsum(listed) - 1, group, mask=listed > 0)
+    tl.debug_barrier()  # the program's other threads read them
+    return tl.sum(listed)
+
+
+@triton.jit
+def _load_tile(
+    source,
+    best,
+    inverse_temperature,
+    tile,
+    vocab_size,
+    groups,
+    num_listed,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Load a tile of the listed groups: the tokens' distances, infinite where there is none, and ids."""
+    place = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
+    group = tl.load(groups + place, mask=place < num_listed, other=0)
+    token_id = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # in two dimensions: the loads stay wide
+    exists = (place < num_listed)[:, None] & (token_id < vocab_size)
+    score = tl.load(source + token_id, mask=exists, other=float("-inf")).to(tl.float32)
+    distance = _distance(score, best, inverse_temperature)
+    return tl.reshape(distance, (TILE,)), tl.reshape(token_id, (TILE,))
+
+
+@triton.jit
+def _first_above(
+    source,
+    best,
+    inverse_temperature,
+    limit,
+    draw,
+    vocab_size,
+    tile_mass,
+    groups,
+    num_listed,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     """Find the token at which the mass within ``limit``, in order of ids, exceeds ``draw`` times all of it."""
     target = draw * tl.sum(tile_mass)
     tile = _index_above(tile_mass, target)
     before = tl.sum(tl.where(tl.arange(0, tile_mass.shape[0]) < tile, tile_mass, 0.0))
-    distance = _distance(source, best, inverse_temperature, tile * TILE + tl.arange(0, TILE), vocab_size)
-    return tile * TILE + _index_above(tl.where(distance <= limit, _mass(distance), 0.0), target - before)
-
-
-@triton.jit
-def _kth_group(group_best, best, inverse_temperature, num_groups, k, BLOCK_GROUPS: tl.constexpr):
-    """Bound the k-th smallest distance from above by the k-th smallest of the groups' smallest."""
-    group = tl.arange(0, BLOCK_GROUPS)
-    distance = _distance(group_best, best, inverse_temperature, group, num_groups)
-    return _bisect(distance, (group < num_groups).to(tl.float32), k.to(tl.float32), -1.0, float("inf"))
+    distance, token_id = _load_tile(
+        source, best, inverse_temperature, tile, vocab_size, groups, num_listed, TILE, GROUP
+    )
+    index = _index_above(tl.where(distance <= limit, _mass(distance), 0.0), target - before)
+    return tl.sum(tl.where(tl.arange(0, TILE) == index, token_id, 0))
 
 
 @triton.jit
@@ -543,35 +629,50 @@ def _gather(
     low,
     high,
     vocab_size,
+    groups,
+    num_listed,
     distances,
     candidates,
     TILE: tl.constexpr,
+    GROUP: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """Write the tokens whose distances lie in (low, high] side by side, as many as fit; count them all."""
+    """Write the tokens whose distances lie in (low, high] side by side; count them, but stop when no more fit."""
     count = 0
-    for start in tl.range(0, vocab_size, TILE, num_stages=3):
-        token_id = start + tl.arange(0, TILE)
-        distance = _distance(source, best, inverse_temperature, token_id, vocab_size)
-        chosen = ((low < distance) & (distance <= high) & (token_id < vocab_size)).to(tl.int32)
+    tile = 0
+    while (tile * (TILE // GROUP) < num_listed) & (count <= CANDIDATES):
+        distance, token_id = _load_tile(
+            source, best, inverse_temperature, tile, vocab_size, groups, num_listed, TILE, GROUP
+        )
+        chosen = ((low < distance) & (distance <= high) & (distance < float("inf"))).to(tl.int32)
         place = count + tl.cumsum(chosen) - 1
         fits = (chosen > 0) & (place < CANDIDATES)
         tl.store(distances + place, distance, mask=fits)
         tl.store(candidates + place, token_id, mask=fits)
         count += tl.sum(chosen)
+        tile += 1
     tl.debug_barrier()  # the program's other threads read them
     return count
 
 
 @triton.jit
-def _weigh(source, best, inverse_temperature, limit, vocab_size, TILE: tl.constexpr):
+def _weigh(
+    source,
+    best,
+    inverse_temperature,
+    limit,
+    vocab_size,
+    groups,
+    num_listed,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     """Count and weigh the tokens within ``limit``."""
     count = tl.zeros([TILE], tl.int32)
     mass = tl.zeros([TILE], tl.float32)
-    for start in tl.range(0, vocab_size, TILE, num_stages=3):
-        token_id = start + tl.arange(0, TILE)
-        distance = _distance(source, best, inverse_temperature, token_id, vocab_size)
-        kept = (distance <= limit) & (token_id < vocab_size)
+    for tile in tl.range(0, tl.cdiv(num_listed, TILE // GROUP), num_stages=3):
+        distance, _ = _load_tile(source, best, inverse_temperature, tile, vocab_size, groups, num_listed, TILE, GROUP)
+        kept = (distance <= limit) & (distance < float("inf"))
         count += kept.to(tl.int32)
         mass += tl.where(kept, _mass(distance), 0.0)
     return tl.sum(count), tl.sum(mass)
@@ -584,18 +685,22 @@ def _mass_of_tiles(
     inverse_temperature,
     limit,
     vocab_size,
+    groups,
+    num_listed,
     tile_mass,
     BLOCK_TILES: tl.constexpr,
     TILE: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """Weigh the tokens within ``limit`` tile by tile; ``tile_mass`` points to room for [BLOCK_TILES] masses."""
-    for start in tl.range(0, vocab_size, TILE, num_stages=3):
-        distance = _distance(source, best, inverse_temperature, start + tl.arange(0, TILE), vocab_size)
+    num_tiles = tl.cdiv(num_listed, TILE // GROUP)
+    index = tl.arange(0, BLOCK_TILES)
+    for tile in tl.range(0, num_tiles, num_stages=3):
+        distance, _ = _load_tile(source, best, inverse_temperature, tile, vocab_size, groups, num_listed, TILE, GROUP)
         mass = tl.sum(tl.where(distance <= limit, _mass(distance), 0.0))
-        tile = tl.arange(0, BLOCK_TILES)
-        tl.store(tile_mass, mass, mask=tile == start // TILE)
+        tl.store(tile_mass, mass, mask=index == tile)
     tl.debug_barrier()
-    return tl.load(tile_mass, mask=tl.arange(0, BLOCK_TILES) * TILE < vocab_size, other=0)
+    return tl.load(tile_mass, mask=index < num_tiles, other=0)
 
 
 @triton.jit
@@ -606,10 +711,13 @@ def _smallest_limit(
     upper,
     target,
     vocab_size,
+    groups,
+    num_listed,
     distances,
     candidates,
     BY_MASS: tl.constexpr,
     TILE: tl.constexpr,
+    GROUP: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
     """Find the smallest distance at which the weight within it reaches ``target``; ``upper`` when none does.
@@ -621,10 +729,10 @@ def _smallest_limit(
     weight_low = 0.0
     # an infinite upper bound cannot be halved; float32 distances beyond 1e30 belong to logits nobody keeps
     high = tl.minimum(upper, 1e30)
-    count_high, _ = _weigh(source, best, inverse_temperature, high, vocab_size, TILE)
+    count_high, _ = _weigh(source, best, inverse_temperature, high, vocab_size, groups, num_listed, TILE, GROUP)
     middle = 0.5 * (low + high)
     while (count_high - count_low > CANDIDATES) & (low < middle) & (middle < high):
-        count, mass = _weigh(source, best, inverse_temperature, middle, vocab_size, TILE)
+        count, mass = _weigh(source, best, inverse_temperature, middle, vocab_size, groups, num_listed, TILE, GROUP)
         weight = mass if BY_MASS else count.to(tl.float32)
         enough = weight >= target
         high = tl.where(enough, middle, high)
@@ -635,7 +743,19 @@ def _smallest_limit(
         middle = 0.5 * (low + high)
     if count_high - count_low <= CANDIDATES:  # else they are all equally far
         count = _gather(
-            source, best, inverse_temperature, low, high, vocab_size, distances, candidates, TILE, CANDIDATES
+            source,
+            best,
+            inverse_temperature,
+            low,
+            high,
+            vocab_size,
+            groups,
+            num_listed,
+            distances,
+            candidates,
+            TILE,
+            GROUP,
+            CANDIDATES,
         )
         index = tl.arange(0, CANDIDATES)
         distance = tl.load(distances + index, mask=index < count, other=float("inf"))

@@ -1,8 +1,8 @@
 """x · weightᵀ for few rows of x, where reading the weight is all the cost.
 
-One row: a program multiplies one whole row of the weight, loaded before it waits for the kernel that makes x. More rows: a
-program takes some rows of the weight and a part of k, streamed through the tensor cores; the last part to arrive adds all of
-them in a fixed order. Products and sums in float32.
+One row: a program multiplies one whole row of the weight, loaded before it waits for the kernel that makes x. More
+rows: a program takes some rows of the weight and a part of k, streamed through the tensor cores; the last part to
+arrive adds all of them in a fixed order. Products and sums in float32.
 """
 
 import functools
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from lightserve.kernels.dot import dot
-from lightserve.kernels.launch import dependent_launch, prefetch, wait_for_previous
+from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 MAX_ROWS = 64
 
@@ -49,8 +49,16 @@ def skinny_gemm(
     if m == 1:
         _launch_whole_rows(x, weight, bias, out, 1, 8)
     elif m > 1:
-        _launch_tiles(x, weight, bias, out, launch_rule(m, n, k))
+        _launch_tiles(x, weight, bias, out, launch_rule(n))
     return out
+
+
+def skinny_pays(m: int, n: int) -> bool:
+    """Say whether ``skinny_gemm`` takes less time than the vendor's library for ``m`` rows and a weight of ``n``.
+
+    Measured in a graph of an H200 at the shapes of Llama's 8B and 1B: see docs/performance.md.
+    """
+    return m <= MAX_ROWS and (m == 1 or m > 4 or n <= 4096 or n >= 65536)
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,17 @@ class TileRule:
     swap: bool
 
 
-def launch_rule(m: int, n: int, k: int) -> TileRule:
-    """Choose the tiles of more than one row."""
-    return TileRule(block_n=64, block_k=128, split_k=1, num_warps=4, num_stages=4, swap=True)
+def launch_rule(n: int) -> TileRule:
+    """Choose the tiles of more than one row, for about 132 multiprocessors.
+
+    The weight is the left operand: its rows fill the wide matrix instructions, those of x would leave them idle (8B's
+    gate_up at 16 rows: 58.5 µs, the other way round 61.1).
+    """
+    if n >= 16384:  # wide tiles, so that x is read less often
+        return TileRule(block_n=128, block_k=128, split_k=1, num_warps=8, num_stages=3, swap=True)
+    num_tiles = triton.cdiv(n, 64)
+    split_k = 4 if num_tiles <= 32 else 2 if num_tiles <= 64 else 1  # about a program per multiprocessor
+    return TileRule(block_n=64, block_k=128, split_k=split_k, num_warps=4, num_stages=5, swap=True)
 
 
 def _launch_whole_rows(
@@ -112,7 +128,6 @@ def _launch_tiles(
         BLOCK_K=rule.block_k,
         SPLIT_K=rule.split_k,
         SWAP=rule.swap,
-        PREFETCH_K=PREFETCH_K,
         EVEN_K=k % (rule.block_k * rule.split_k) == 0,
         BIAS=bias is not None,
         num_warps=rule.num_warps,
@@ -122,7 +137,6 @@ def _launch_tiles(
 
 
 MAX_TILES = 1 << 16
-PREFETCH_K = 0
 
 
 @functools.cache
@@ -176,7 +190,6 @@ def _tiles_kernel(
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     SWAP: tl.constexpr,
-    PREFETCH_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -190,11 +203,8 @@ def _tiles_kernel(
     # rows and columns past the end repeat the last one: no mask
     x_line = x + tl.minimum(row, m - 1)[:, None] * x_stride + inner
     weight_row = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k
-    if PDL and PREFETCH_K > 0:
-        ahead = part * part_len + tl.arange(0, PREFETCH_K // 64)[None, :] * 64
-        prefetch(weight_row + tl.minimum(ahead, k - 1))
     wait_for_previous(PDL)
-    if SWAP:  # the weight's rows are many enough for the wide matrix instructions, those of x are not
+    if SWAP:
         total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     else:
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)

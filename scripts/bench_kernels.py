@@ -145,9 +145,9 @@ def time_runs(runs: Sequence[Callable[[], object]], replays: int = 9) -> float:
 
 def time_events(work: Callable[[], object], repeats: int) -> float:
     """Give the median time of ``work``, in µs."""
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         work()
         end.record()
@@ -168,7 +168,7 @@ def measure_product() -> float:
 
 
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
-    return ((out.double() - reference.double()).norm() / reference.double().norm()).item()
+    return float((out.double() - reference.double()).norm() / reference.double().norm())
 
 
 def copies(bytes_per_run: float, most: int = 16) -> range:
@@ -195,18 +195,24 @@ def bench_rope_kv_write() -> Iterator[Case]:
     cache = torch.zeros(65536, 2, NUM_KV_HEADS, 128, dtype=BF16)
     for n in (1, 64, 8192):
         width = (NUM_HEADS + 2 * NUM_KV_HEADS) * 128
-        tokens = (cos_sin, torch.arange(n).int(), torch.randperm(len(cache))[:n].int(), cache)
+        positions, slots = torch.arange(n).int(), torch.randperm(len(cache))[:n].int()
         sets = [torch.randn(n, width, dtype=BF16) for _ in copies(2 * n * width * 2)]
-        runs = [partial(rope.rope_kv_write, qkv, *tokens, num_heads=NUM_HEADS) for qkv in sets]
-        yield Case(f"{n} x 32/8 x 128", runs, partial(rope_error, sets[0], *tokens), bytes=2 * n * width * 2)
+        runs = [partial(rope.rope_kv_write, qkv, cos_sin, positions, slots, cache, num_heads=NUM_HEADS) for qkv in sets]
+        yield Case(
+            f"{n} x 32/8 x 128",
+            runs,
+            partial(rope_error, sets[0], cos_sin, positions, slots, cache),
+            bytes=2 * n * width * 2,
+        )
 
 
-def rope_error(qkv: torch.Tensor, *tokens: torch.Tensor) -> float:
-    *others, cache = tokens
+def rope_error(
+    qkv: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor
+) -> float:
     cache.zero_()
     expected_cache = cache.clone()
-    expected = rope.rope_kv_write_reference(qkv, *others, expected_cache, num_heads=NUM_HEADS)
-    out = rope.rope_kv_write(qkv, *others, cache, num_heads=NUM_HEADS)
+    expected = rope.rope_kv_write_reference(qkv, cos_sin, positions, slots, expected_cache, num_heads=NUM_HEADS)
+    out = rope.rope_kv_write(qkv, cos_sin, positions, slots, cache, num_heads=NUM_HEADS)
     return max(relative_error(out, expected), relative_error(cache, expected_cache))
 
 
@@ -305,9 +311,16 @@ def prefill_case(cache: torch.Tensor, extend_lens: list[int], cached_lens: list[
 
     def plan(table: torch.Tensor) -> prefill.PrefillPlan:
         copy_len = prefill.gather_len(extend_lens, lengths)
-        batch = (table, rows, cu_seqlens, seq_lens)
-        heads = {"num_heads": NUM_HEADS, "num_kv_heads": NUM_KV_HEADS}
-        return prefill.plan_prefill(*batch, num_tokens=len(q), **heads, copy_len=copy_len)
+        return prefill.plan_prefill(
+            table,
+            rows,
+            cu_seqlens,
+            seq_lens,
+            num_tokens=len(q),
+            num_heads=NUM_HEADS,
+            num_kv_heads=NUM_KV_HEADS,
+            copy_len=copy_len,
+        )
 
     def error() -> float:
         expected = prefill.prefill_attention_reference(q, cache, tables[0], rows, cu_seqlens, seq_lens, scale=scale)
@@ -347,8 +360,8 @@ def bench_skinny_gemm() -> Iterator[Case]:
 
 def bench_sampling() -> Iterator[Case]:
     for n in (1, 64, 256):
-        size = n * VOCAB_SIZE * 2
-        sets = [torch.randn(n, VOCAB_SIZE, dtype=BF16) * 2 for _ in copies(size)]
+        size = n * VOCAB_SIZE * 4
+        sets = [torch.randn(n, VOCAB_SIZE) * 2 for _ in copies(size)]  # float32, as the head gives them
         runs = [partial(sampling.greedy, logits, vocab_size=VOCAB_SIZE) for logits in sets]
         yield Case(f"greedy, {n} x {VOCAB_SIZE}", runs, partial(greedy_error, sets[0]), bytes=size)
         for top_k, top_p in ((0, 1.0), (50, 0.9), (0, 0.9)):
@@ -368,7 +381,7 @@ def bench_sampling() -> Iterator[Case]:
 def greedy_error(logits: torch.Tensor) -> float:
     token_ids, logprobs = sampling.greedy(logits, vocab_size=VOCAB_SIZE)
     expected_ids, expected_logprobs = sampling.greedy_reference(logits, vocab_size=VOCAB_SIZE)
-    return (token_ids != expected_ids).double().mean().item() + relative_error(logprobs, expected_logprobs)
+    return float((token_ids != expected_ids).double().mean()) + relative_error(logprobs, expected_logprobs)
 
 
 def drawn_elsewhere(logits: torch.Tensor, parameters: tuple[torch.Tensor, ...]) -> float:
@@ -382,7 +395,7 @@ def drawn_elsewhere(logits: torch.Tensor, parameters: tuple[torch.Tensor, ...]) 
     lower = upper - share.gather(1, token_ids)
     number = sampling.uniform_reference(*parameters[4:]).double().unsqueeze(1)
     inside = (lower - 1e-5 <= number) & (number <= upper + 1e-5) & (share.gather(1, token_ids) > 0)
-    return (~inside).double().mean().item()
+    return float((~inside).double().mean())
 
 
 def bench_penalties() -> Iterator[Case]:

@@ -12,7 +12,7 @@ HEADS = [(9, 3, 64), (32, 8, 64), (32, 8, 128), (7, 1, 80), (2, 2, 256)]  # quer
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     """Measure ‖out - ref‖ / ‖ref‖ in float64; NaN when either holds one."""
     difference = (out.double() - reference.double()).norm()
-    return (difference / reference.double().norm().clamp_min(1e-30)).item()
+    return float(difference / reference.double().norm().clamp_min(1e-30))
 
 
 def assert_close(out: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype | None = None) -> None:

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from lightserve.kernels.decode_attention import (
-    MIN_CHUNK,
     decode_attention,
     decode_attention_reference,
     plan_decode,
 )
 from tests.kernels.kit import DTYPES, HEADS, assert_close, int32, poisoned, randn, random_slots
+
+CHUNK = 128  # the least that is worth an item
 
 
 def check(seq_lens: list[int], heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
@@ -39,7 +40,7 @@ def test_the_items_of_long_requests_are_merged_inside_the_kernel_and_after_it(
     multiprocessors: int, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightserve.kernels.decode_attention.num_multiprocessors", lambda device: multiprocessors)
-    check([3 * MIN_CHUNK + 1, 7, 2 * MIN_CHUNK], heads, 64, torch.float32)
+    check([3 * CHUNK + 1, 7, 2 * CHUNK], heads, 64, torch.float32)
 
 
 def test_no_requests_are_no_work() -> None:
@@ -47,9 +48,9 @@ def test_no_requests_are_no_work() -> None:
 
 
 def test_a_plan_serves_many_launches() -> None:
-    seq_lens, req_rows = int32([2 * MIN_CHUNK, 3]), int32([0, 1])
-    req_to_slots = torch.randperm(4 * MIN_CHUNK, device=seq_lens.device).int().view(2, -1)
-    cache, q = randn(4 * MIN_CHUNK, 2, 2, 64), randn(2, 4, 64)
+    seq_lens, req_rows = int32([2 * CHUNK, 3]), int32([0, 1])
+    req_to_slots = torch.randperm(4 * CHUNK, device=seq_lens.device).int().view(2, -1)
+    cache, q = randn(4 * CHUNK, 2, 2, 64), randn(2, 4, 64)
     plan = plan_decode(req_rows, seq_lens, num_heads=4, num_kv_heads=2, head_dim=64)
     arguments = (q, cache, req_to_slots, req_rows, seq_lens)
     first = decode_attention(*arguments, scale=0.125, plan=plan)

@@ -94,5 +94,5 @@ def test_gathering_pays_for_many_queries_per_key_alone() -> None:
     assert gather_len([2000], [2000]) == 2048
     assert gather_len([1000, 1000], [1000, 4096]) == 1024 + 4096
     assert gather_len([64], [8192]) == 0
-    assert gather_len([128, 128], [128, 128]) == 0
+    assert gather_len([256, 256], [256, 256]) == 0
     assert gather_len([8192], [100_000]) == 0  # the copy would be too large
