@@ -11,13 +11,14 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
+from lightserve.http_server.answer import Answer
 from lightserve.http_server.body import Unread
+from lightserve.http_server.choice import Choice
 from lightserve.http_server.error_reply import error_body
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.replies import StreamedReply, WholeReply
 from lightserve.http_server.sampling_fields import Limit, SamplingFields, Stops
 from lightserve.http_server.sse import lightllm_event
-from lightserve.http_server.streams import Answer, Choice
 from lightserve.http_server.unsupported import refuse_unsupported
 from lightserve.ipc.messages import ErrorInfo, TextEvent, unpack_float32, unpack_int32
 

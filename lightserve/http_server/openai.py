@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from lightserve.errors import RequestError
+from lightserve.http_server.choice import Choice
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.limits import MAX_PROMPTS
 from lightserve.http_server.openai_bodies import (
@@ -29,7 +30,6 @@ from lightserve.http_server.openai_bodies import (
 from lightserve.http_server.openai_formats import CHAT, COMPLETION, ReplyHead, ReplyKind
 from lightserve.http_server.replies import StreamedReply, WholeReply, json_reply
 from lightserve.http_server.sampling_fields import for_choice
-from lightserve.http_server.streams import Choice
 from lightserve.http_server.unsupported import refuse_unsupported
 
 

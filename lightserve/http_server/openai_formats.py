@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from lightserve.http_server.answer import Answer
 from lightserve.http_server.error_reply import error_body
+from lightserve.http_server.events import merge_events, num_tokens
 from lightserve.http_server.openai_bodies import (
     ChatChoice,
     ChatChunkChoice,
@@ -19,7 +21,6 @@ from lightserve.http_server.openai_bodies import (
     make_usage,
 )
 from lightserve.http_server.sse import DONE, sse_event
-from lightserve.http_server.streams import Answer, merge_events, num_tokens
 from lightserve.ipc.messages import ErrorInfo, TextEvent
 
 

@@ -14,9 +14,12 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from lightserve.http_server.answer import Answer
+from lightserve.http_server.choice import Choice
 from lightserve.http_server.error_reply import error_reply
 from lightserve.http_server.sse import HEADERS
-from lightserve.http_server.streams import Answer, Choice, ClientGoneError, GenerationError, LiveStream, Stream, Streams
+from lightserve.http_server.stream import ClientGoneError, GenerationError, LiveStream, Stream
+from lightserve.http_server.streams import Streams
 from lightserve.ipc.messages import ErrorInfo, TextEvent
 
 

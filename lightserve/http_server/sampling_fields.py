@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from lightserve.errors import RequestError
+from lightserve.http_server.choice import Choice
 from lightserve.http_server.limits import MAX_SALT_CHARS, MAX_STOP_CHARS, MAX_STOPS
-from lightserve.http_server.streams import Choice
 from lightserve.ipc.messages import Int32s, TextParams
 from lightserve.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 

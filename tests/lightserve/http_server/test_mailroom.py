@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from lightserve.http_server.choice import Choice
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.mailroom import Mailroom
 from lightserve.http_server.status import Phase
-from lightserve.http_server.streams import Choice, GenerationError
+from lightserve.http_server.stream import GenerationError
 from lightserve.ipc.messages import (
     DownMsg,
     DrainMsg,

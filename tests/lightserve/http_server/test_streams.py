@@ -10,18 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lightserve.errors import RequestError
+from lightserve.http_server.choice import Choice
+from lightserve.http_server.events import merge_events
 from lightserve.http_server.limits import MAX_UNREAD_TOKENS
 from lightserve.http_server.metrics import Metrics
 from lightserve.http_server.pulse import Pulse
 from lightserve.http_server.status import Phase, Status
-from lightserve.http_server.streams import (
-    Choice,
-    ClientGoneError,
-    GenerationError,
-    Stream,
-    Streams,
-    merge_events,
-)
+from lightserve.http_server.stream import ClientGoneError, GenerationError, Stream
+from lightserve.http_server.streams import Streams
 from lightserve.ipc.messages import (
     HTTP_INDEX_SHIFT,
     AbortMsg,
