@@ -153,6 +153,12 @@ def test_an_answer_that_is_no_http_is_a_disconnect_with_its_reason() -> None:
     assert "not HTTP" in outcome.detail
 
 
+def test_an_answer_with_an_error_event_is_not_done_however_it_ends() -> None:
+    events = [text_event("a"), event({"error": {"message": "a process died"}}), text_event("", "stop"), DONE]
+    (outcome,) = _load(FakeServer(lambda _: [CHUNKED, chunk(b"".join(events)), END]))
+    assert (outcome.failure, outcome.detail) == ("error_event", "a process died")
+
+
 def test_an_error_event_before_a_disconnect_is_the_error_event() -> None:
     steps: Steps = [CHUNKED, chunk(event({"error": {"message": "a process died"}}))]
     (outcome,) = _load(FakeServer(lambda _: steps))
