@@ -117,13 +117,27 @@ class Admission(ABC):
         """
         return row if payer == NOBODY else payer
 
-    def settle(self, payer: int, sharers: Collection[int], num_slots: int) -> int:
-        """Find who pays for a stretch after its sharers, or their ends, have changed.
+    def leave(self, payer: int, row: int, sharers: Collection[int], num_slots: int) -> int:
+        """End a request's share of a stretch of slots.
+
+        Args:
+            payer: Who has paid.
+            row: Who leaves; no longer charged.
+            sharers: Who remain.
+            num_slots: How long the stretch is.
 
         Returns:
-            Who pays from now on; NOBODY if nobody shares it.
+            Who pays from now on; NOBODY if nobody remains.
         """
-        return payer if payer in sharers else next(iter(sharers), NOBODY)
+        return next(iter(sharers), NOBODY) if payer == row else payer
+
+    def settle(self, payer: int, sharers: Collection[int], num_slots: int) -> int:
+        """Choose the payer of a stretch anew, after a sharer's claim has changed.
+
+        Returns:
+            Who pays from now on.
+        """
+        return payer
 
     def begin_step(self, step: int) -> None:  # noqa: B027  # most policies do not care
         """Note that step ``step`` is being planned."""
@@ -209,14 +223,15 @@ class ConservativeAdmission(Admission):
         self._move(num_slots, payer, row)
         return row
 
+    def leave(self, payer: int, row: int, sharers: Collection[int], num_slots: int) -> int:
+        """Charge a stretch to the sharer that ends last, if the one who paid leaves: seldom, as it would end last."""
+        return self.settle(payer, sharers, num_slots) if payer == row else payer
+
     def settle(self, payer: int, sharers: Collection[int], num_slots: int) -> int:
         """Charge a stretch to the sharer that ends last."""
-        if len(sharers) == 1 and payer in sharers:
-            return payer
         new_payer = max(sharers, key=lambda row: (self._claims[row].end, -row), default=NOBODY)
-        if payer in sharers and new_payer != NOBODY and self._claims[payer].end == self._claims[new_payer].end:
-            return payer
-        self._move(num_slots, payer, new_payer)
+        if new_payer != payer:
+            self._move(num_slots, payer, new_payer)
         return new_payer
 
     def _takeover(self, claim: Claim, shared: Iterable[tuple[int, int]]) -> tuple[int, list[tuple[int, int]]]:

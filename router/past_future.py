@@ -153,7 +153,7 @@ class PastFutureAdmission(Admission):
         self._move(num_slots, payer, new_payer)
         return new_payer
 
-    def settle(self, payer: int, sharers: Collection[int], num_slots: int) -> int:
+    def leave(self, payer: int, row: int, sharers: Collection[int], num_slots: int) -> int:
         """Let the last sharer pay alone."""
         new_payer = _EVERYBODY if len(sharers) > 1 else next(iter(sharers), NOBODY)
         self._move(num_slots, payer, new_payer)

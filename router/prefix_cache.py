@@ -1,6 +1,7 @@
 """Keys and values kept for prompts that begin alike: a radix tree over token ids, at token granularity."""
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -168,11 +169,16 @@ class PrefixCache:
             The request's node, which ends at ``match.length``.
         """
         node = match.node if match.branch is None else self._split(match.branch, match.length - match.node.end)
-        for part in node.path():
+        path = list(node.path())
+        lens: Counter[int] = Counter()  # by payer
+        for part in path:
+            lens[part.payer] += len(part.ids)
+        payers = {payer: self._admission.join(payer, row, num_slots) for payer, num_slots in lens.items()}
+        for part in path:
             if not part.sharers:
                 self.num_unlocked -= len(part.ids)
             part.sharers.add(row)
-            part.payer = self._admission.join(part.payer, row, len(part.ids))
+            part.payer = payers[part.payer]
         root = node.root()
         root.sharers.add(row)
         self._roots.setdefault(root.salt, root)
@@ -184,7 +190,7 @@ class PrefixCache:
         for part in list(node.path()):
             part.sharers.remove(row)
             part.used_at = self._clock
-            self._settle(part)
+            part.payer = self._admission.leave(part.payer, row, part.sharers, len(part.ids))
             if not part.sharers:
                 self._leave_unlocked(part)
         root = node.root()
@@ -194,10 +200,7 @@ class PrefixCache:
     def settle(self, node: Node) -> None:
         """Decide anew who pays for a prefix, after a sharer's end has changed."""
         for part in node.path():
-            self._settle(part)
-
-    def _settle(self, node: Node) -> None:
-        node.payer = self._admission.settle(node.payer, node.sharers, len(node.ids))
+            part.payer = self._admission.settle(part.payer, part.sharers, len(part.ids))
 
     def _leave_unlocked(self, node: Node) -> None:
         if node.is_detached:

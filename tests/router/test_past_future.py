@@ -102,11 +102,11 @@ def test_what_several_share_counts_once_and_to_the_end() -> None:
     assert admission.peak() == pytest.approx(500 + 3 * 109, abs=1)
     admission.remove(0)
     admission.remove(1)
-    payer = admission.settle(payer, {2}, 500)
+    payer = admission.leave(payer, 1, {2}, 500)
     assert payer == 2
     assert admission.peak() == pytest.approx(500 + 109, abs=1)
     admission.remove(2)
-    assert admission.settle(payer, (), 500) == NOBODY
+    assert admission.leave(payer, 2, (), 500) == NOBODY
     assert admission.peak() == 0
 
 
