@@ -1,15 +1,12 @@
-"""Products on a GPU: our own kernel while reading the weight is all the cost, the library beyond."""
+"""Products on a GPU: our own kernel where it is faster, for few rows, the library beyond."""
 
 import torch
 import torch.nn.functional as F
 
 from lightserve.kernels.norm_gemv import norm_gemv
-from lightserve.kernels.skinny_gemm import skinny_gemm
+from lightserve.kernels.skinny_gemm import skinny_gemm, skinny_pays
 from lightserve.model_worker.layers.linear import Norms, NormThenLinear
 
-# Rows up to which our kernel is the faster one on an H200: at one row it takes 3.76 ms for an 8B's layers, the library
-# 4.24; at 4, 16 and 64 rows 4.34, 4.63 and 6.19 ms, the library 4.25, 4.55 and 5.62.
-SKINNY_MAX_ROWS = 1
 # Width up to which norm and product of one row are one kernel: that takes a 1B's step from 1.03 to 1.00 ms.
 FUSED_MAX_WIDTH = 2048
 
@@ -28,7 +25,7 @@ class CudaLinear:
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, in_features] to [n, out_features]."""
-        if x.shape[0] <= SKINNY_MAX_ROWS:
+        if skinny_pays(x.shape[0], self._weight.shape[0]):
             return skinny_gemm(x, self._weight, self._bias)
         return F.linear(x, self._weight, self._bias)
 
@@ -62,7 +59,7 @@ class CudaHead:
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, hidden_size] to [n, vocab_rows] float32."""
-        if x.shape[0] <= SKINNY_MAX_ROWS:
+        if skinny_pays(x.shape[0], self._weight.shape[0]):
             out = torch.empty(x.shape[0], self._weight.shape[0], dtype=torch.float32, device=x.device)
             return skinny_gemm(x, self._weight, out=out)
         if x.dtype is torch.float32:
