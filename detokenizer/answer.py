@@ -7,6 +7,7 @@ from functools import lru_cache
 from lightserve.detokenizer.incremental import IncrementalDecoder, TextTable, TextTables
 from lightserve.detokenizer.stop_strings import StopMatcher, StopStrings
 from lightserve.ipc.messages import ErrorInfo, TextEvent, TextParams
+from lightserve.tokenizer import pattern_of_longest
 
 # Special tokens that are left out of the text but named in a stop string are searched for as halves of surrogate
 # pairs, which no text can hold.
@@ -24,8 +25,7 @@ class AnswerFactory:
     def __init__(self, tables: TextTables, special_id_of: Mapping[str, int]) -> None:
         self._tables = tables
         self._special_id_of = special_id_of
-        contents = sorted(filter(None, special_id_of), key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, contents)) or "(?!)")
+        self._special = re.compile(pattern_of_longest(list(filter(None, special_id_of))))
 
     def make(self, req_id: int, params: TextParams) -> "Answer":
         """Make the answer of a new request.

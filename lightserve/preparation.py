@@ -1,6 +1,5 @@
 """What has to be known before the first process starts: the model, its tokenizer, the device, every default."""
 
-import json
 from pathlib import Path
 
 from lightserve.boot import Boot
@@ -37,15 +36,6 @@ def prepare(config: ServerConfig, run_dir: Path, listen_fd: int) -> Boot:
         chunked_prefill_size=chunked_prefill_size,
         batch_max_tokens=config.batch_max_tokens or chunked_prefill_size + config.running_max_req_size,
     )
-
-
-def has_chat_template(tokenizer_dir: str) -> bool:
-    """Tell whether a tokenizer folder has a chat template."""
-    folder = Path(tokenizer_dir)
-    if (folder / "chat_template.jinja").exists():
-        return True
-    config = folder / "tokenizer_config.json"
-    return config.exists() and bool(json.loads(config.read_bytes()).get("chat_template"))
 
 
 def _find_model(config: ServerConfig) -> tuple[Path, str]:

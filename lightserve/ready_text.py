@@ -1,10 +1,11 @@
 """What the operator reads when the server is ready: one line, and a command that works."""
 
 import json
+from pathlib import Path
 
 from lightserve.boot import Boot
 from lightserve.ipc.messages import ReadyMsg
-from lightserve.preparation import has_chat_template
+from lightserve.tokenizer import has_chat_template
 
 _QUESTION = "What is the capital of France?"
 
@@ -20,7 +21,7 @@ def ready_text(boot: Boot, base_url: str, router: ReadyMsg) -> str:
 
 def _curl_line(boot: Boot, base_url: str) -> str:
     body: dict[str, object] = {"model": boot.served_model_name, "temperature": 0}
-    if has_chat_template(boot.tokenizer_dir):
+    if has_chat_template(Path(boot.tokenizer_dir)):
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": _QUESTION}]
     else:

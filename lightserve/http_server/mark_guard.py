@@ -7,11 +7,10 @@ template's special tokens have been cut out. Messages without any (nearly all) t
 
 import re
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Any, TypeAlias
 
 from lightserve.errors import RequestError
-from lightserve.tokenizer import Tokenizer
+from lightserve.tokenizer import Tokenizer, pattern_of_longest
 
 Mask: TypeAlias = dict[int, str]  # code of a stand-in -> the character it stands for
 
@@ -28,7 +27,7 @@ class MarkGuard:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         marks = [mark for mark in tokenizer.special_id_of if mark]
-        pattern = pattern_of_longest(marks) if marks else "(?!)"
+        pattern = pattern_of_longest(marks)
         self._mark = re.compile(f"({pattern})")
         self._start_of_mark = re.compile(f"(?={pattern})")
         first_chars = sorted({mark[0] for mark in marks})
@@ -87,20 +86,6 @@ class MarkGuard:
             start, end = end, end + len(part["text"])
             result.append({**part, "text": masked[start:end]})
         return result
-
-
-def pattern_of_longest(words: list[str]) -> str:
-    """Return a pattern for the longest of some words, branching letter by letter.
-
-    With 256 reserved tokens it searches a megabyte in 0.07 s at worst; one alternative per token takes 2 s.
-    """
-    branches = [
-        re.escape(first) + pattern_of_longest([word[1:] for word in group])
-        for first, group in groupby(sorted(filter(None, words)), key=lambda word: word[0])
-    ]
-    if "" in words:
-        return f"(?:{'|'.join(branches)})?" if branches else ""
-    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
 def _are_text_parts(value: list[Any]) -> bool:

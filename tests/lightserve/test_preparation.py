@@ -8,7 +8,7 @@ from lightserve.boot import Boot, read_boot, write_boot
 from lightserve.config import ServerConfig
 from lightserve.errors import ConfigError
 from lightserve.ipc.messages import ReadyMsg
-from lightserve.preparation import has_chat_template, prepare
+from lightserve.preparation import prepare
 from lightserve.ready_text import ready_text
 from tests.tiny_model import CONTEXT_LEN, make_model_folder
 
@@ -91,17 +91,6 @@ def test_a_model_that_is_a_configuration_only_gets_an_invented_tokenizer(
 def test_a_longer_context_than_the_models_is_refused(config: ServerConfig, run_dir: Path) -> None:
     with pytest.raises(ConfigError, match=f"--max_req_total_len {CONTEXT_LEN + 1} exceeds .* {CONTEXT_LEN} tokens"):
         prepare(replace(config, max_req_total_len=CONTEXT_LEN + 1), run_dir, listen_fd=7)
-
-
-def test_a_chat_template_is_found_in_either_place(tmp_path: Path) -> None:
-    folder = make_model_folder(tmp_path / "model")
-    assert has_chat_template(str(folder))
-
-    (folder / "tokenizer_config.json").write_text("{}")
-    assert not has_chat_template(str(folder))
-
-    (folder / "chat_template.jinja").write_text("x")
-    assert has_chat_template(str(folder))
 
 
 def make_boot(config: ServerConfig, run_dir: Path, **changes: object) -> Boot:

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightserve.errors import ConfigError, RequestError
-from lightserve.tokenizer import Tokenizer
+from lightserve.tokenizer import Tokenizer, has_chat_template, pattern_of_longest
+from tests.tiny_model import make_model_folder
 from tests.vocabularies import (
     BOS,
     IM_END,
@@ -23,6 +25,7 @@ from tests.vocabularies import (
     sentencepiece_folder,
 )
 
+WORDS = st.lists(st.text("ab|<.", min_size=1, max_size=4), min_size=1, max_size=6)
 TEXTS = ["", "hello world", "你好，世界 🦙 👨‍👩‍👧", "a\x00b", "  two\n\n\tthree  ", "ñandú 9", "ﬁ İ ½ 1234"]
 
 
@@ -289,6 +292,28 @@ def test_parts_without_marks_inside_encode_like_the_joined_text(
     assert tokenizer.encode_parts(parts) == tokenizer.encode(
         "".join(text + mark for text in texts), add_special_tokens=False
     )
+
+
+@given(words=WORDS, text=st.text("ab|<.", max_size=20))
+def test_the_pattern_of_the_longest_word_finds_what_one_alternative_per_word_finds(words: list[str], text: str) -> None:
+    longest_first = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    assert re.findall(pattern_of_longest(words), text) == re.findall(longest_first, text)
+
+
+@given(text=st.text("ab", max_size=5))
+def test_the_pattern_of_no_words_finds_nothing(text: str) -> None:
+    assert re.search(pattern_of_longest([]), text) is None
+
+
+def test_a_chat_template_is_found_in_either_place(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path / "model")
+    assert has_chat_template(folder)
+
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert not has_chat_template(folder)
+
+    (folder / "chat_template.jinja").write_text("x")
+    assert has_chat_template(folder)
 
 
 def test_many_threads_get_the_same_results_as_one(tokenizer: Tokenizer) -> None:
