@@ -4,8 +4,7 @@ import errno
 import socket
 
 from lightserve.errors import ConfigError
-
-_BACKLOG = 2048
+from lightserve.http_server.limits import CONNECT_BACKLOG
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -24,7 +23,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)  # at once: until somebody listens, another server could bind the port, too
+        listener.listen(CONNECT_BACKLOG)  # at once: until somebody listens, another server could bind the port, too
     except OSError as error:
         listener.close()
         raise _explain(error, host, port) from error

@@ -12,7 +12,7 @@ import rpyc
 from rpyc.utils.server import OneShotServer
 
 from lightserve.boot import Boot, read_boot
-from lightserve.child import freeze_garbage_collector, run_child
+from lightserve.child import freeze_garbage_collector, process_name, run_child
 from lightserve.ipc.links import Outbox
 from lightserve.ipc.messages import LoadReply, ReadyMsg, StepPlan, StepResult
 from lightserve.model_worker.cpu_loading import load_cpu_engine
@@ -129,9 +129,10 @@ def main(run_dir: str, rank: int) -> None:
     loaded = _load(boot, rank)
     launcher = DirectLauncher() if boot.device == "cuda" else ThreadLauncher()
     service = WorkerService(loaded.engine, loaded.pool, launcher)
-    server = OneShotServer(service, socket_path=str(Path(run_dir, f"model_worker-{rank}")), protocol_config=_PROTOCOL)
+    name = process_name("model_worker", rank)
+    server = OneShotServer(service, socket_path=str(Path(run_dir, name)), protocol_config=_PROTOCOL)
     freeze_garbage_collector()
-    Outbox(run_dir, "launcher").send(ReadyMsg(f"model_worker-{rank}"))
+    Outbox(run_dir, "launcher").send(ReadyMsg(name))
     server.start()
 
 

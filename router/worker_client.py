@@ -9,6 +9,7 @@ import rpyc
 from rpyc.core.service import VoidService
 from rpyc.utils.factory import unix_connect
 
+from lightserve.child import process_name
 from lightserve.errors import InvariantError
 from lightserve.ipc.messages import LoadReply, StepPlan, StepResult
 
@@ -29,7 +30,7 @@ class WorkerClient:
     """
 
     def __init__(self, run_dir: str, num_ranks: int) -> None:
-        self._connections = [_connect(f"{run_dir}/model_worker-{rank}") for rank in range(num_ranks)]
+        self._connections = [_connect(f"{run_dir}/{process_name('model_worker', rank)}") for rank in range(num_ranks)]
         first, *others = (connection.root for connection in self._connections)
         # Fetched once: looking a method up is a round trip of its own.
         self._step: Call = first.step

@@ -17,7 +17,7 @@ import rpyc
 from rpyc.utils.server import OneShotServer
 
 from lightserve.boot import read_boot
-from lightserve.child import run_child
+from lightserve.child import process_name, run_child
 from lightserve.errors import ConfigError, InvariantError
 from lightserve.ipc.links import Outbox
 from lightserve.ipc.messages import (
@@ -195,8 +195,9 @@ def main(run_dir: str, index: int) -> None:
         raise RuntimeError(script.load_error)
     num_slots = read_boot(run_dir).config.max_total_token_num or DEFAULT_POOL
     service = FakeWorkerService(FakeEngine(script, num_slots), num_slots)
-    server = OneShotServer(service, socket_path=str(Path(run_dir, f"model_worker-{index}")))
-    Outbox(run_dir, "launcher").send(ReadyMsg(f"model_worker-{index}"))
+    name = process_name("model_worker", index)
+    server = OneShotServer(service, socket_path=str(Path(run_dir, name)))
+    Outbox(run_dir, "launcher").send(ReadyMsg(name))
     server.start()
 
 

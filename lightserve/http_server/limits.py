@@ -3,6 +3,7 @@
 They are generous: no honest client meets them, and no hostile one gets past them.
 """
 
+CONNECT_BACKLOG = 8192  # connections not yet accepted; 3,000 clients may come at once
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
 MAX_PIPELINED = 100  # requests sent before the one ahead of them is answered
 REQUEST_TIMEOUT_S = 60  # from its first byte to its last; 16 MiB take so long at 2 Mbit/s

@@ -19,6 +19,7 @@ from lightserve.http_server.app import build_app
 from lightserve.http_server.chat_template import ChatTemplate
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.http_protocol import BoundedHttpProtocol, notice_lost_clients
+from lightserve.http_server.limits import CONNECT_BACKLOG
 from lightserve.http_server.mailroom import Mailroom
 from lightserve.http_server.metrics import Metrics
 from lightserve.http_server.prompts import Prompts
@@ -31,7 +32,6 @@ from lightserve.tokenizer import Tokenizer
 
 # Longer than clients keep idle connections, or one would be closed just as its client uses it again.
 _KEEP_ALIVE_S = 75
-_BACKLOG = 8192  # 3,000 clients may come at once
 _GRACEFUL_S = 2
 
 
@@ -126,7 +126,7 @@ def uvicorn_config(app: FastAPI) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
+        backlog=CONNECT_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACEFUL_S,
     )

@@ -29,10 +29,10 @@ class Status:
         self.load: LoadMsg | None = None
 
     def serve(self, message: ServeMsg) -> None:
-        """Take requests from now on; they must fit the pool as well as the model."""
+        """Take requests from now on, within the limits of the message."""
         self.phase = Phase.SERVING
         self.max_total_token_num = message.max_total_token_num
-        self.max_req_total_len = min(message.max_req_total_len, message.max_total_token_num)
+        self.max_req_total_len = message.max_req_total_len
 
     def check_serving(self) -> None:
         """Raise ``RequestError`` (503) unless requests are taken."""

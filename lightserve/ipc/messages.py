@@ -221,7 +221,7 @@ class ServeMsg(_Message, frozen=True):
 
     Attributes:
         max_total_token_num: Size of the pool.
-        max_req_total_len: Most tokens of prompt and answer together.
+        max_req_total_len: Most tokens of prompt and answer together: no more than the model allows, or the pool holds.
     """
 
     max_total_token_num: int

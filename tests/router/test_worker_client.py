@@ -7,6 +7,7 @@ import pytest
 import rpyc
 from rpyc.utils.server import ThreadedServer
 
+from lightserve.child import process_name
 from lightserve.errors import ConfigError, InvariantError
 from lightserve.ipc.messages import LoadReply, StepPlan, StepResult, pack_float32, pack_int32, unpack_int32
 from lightserve.router.worker_client import WorkerClient
@@ -53,7 +54,7 @@ class FakeService(rpyc.Service):  # type: ignore[misc]
 def ranks(tmp_path: Path) -> Iterator[list[FakeService]]:
     services = [FakeService(rank) for rank in range(2)]
     servers = [
-        ThreadedServer(service, socket_path=str(tmp_path / f"model_worker-{rank}"))
+        ThreadedServer(service, socket_path=str(tmp_path / process_name("model_worker", rank)))
         for rank, service in enumerate(services)
     ]
     threads = [threading.Thread(target=server.start, daemon=True) for server in servers]

@@ -59,17 +59,17 @@ async def run(front: FrontEnd, *messages: HttpInbox) -> None:
     await asyncio.wait_for(Mailroom(front, Letters(*messages), lambda: None).run(), 10)
 
 
-def test_serving_starts_with_the_least_of_all_limits(front: FrontEnd) -> None:
+def test_serving_starts_with_the_limits_it_is_told(front: FrontEnd) -> None:
     front.status.phase = Phase.STARTING
-    asyncio.run(run(front, ServeMsg(100, 400), LOAD, DrainMsg(0.0)))
-    assert (front.status.max_total_token_num, front.status.max_req_total_len) == (100, 100)
+    asyncio.run(run(front, ServeMsg(400, 100), LOAD, DrainMsg(0.0)))
+    assert (front.status.max_total_token_num, front.status.max_req_total_len) == (400, 100)
     assert front.status.load == LOAD
 
 
 def test_it_says_that_it_serves_once_it_does(front: FrontEnd) -> None:
     front.status.phase = Phase.STARTING
     phases: list[Phase] = []
-    letters = Letters(ServeMsg(100, 400), DrainMsg(0.0))
+    letters = Letters(ServeMsg(400, 100), DrainMsg(0.0))
     asyncio.run(Mailroom(front, letters, lambda: phases.append(front.status.phase)).run())
     assert phases == [Phase.SERVING]
 
