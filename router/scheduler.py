@@ -6,7 +6,6 @@ in vain, whose result is ignored. The worker runs steps in order, so slots given
 result arrives may be written by any later plan.
 """
 
-import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -38,6 +37,7 @@ from lightserve.ipc.messages import (
 from lightserve.router.admission import Admission, Claim
 from lightserve.router.arrays import IdArray, RowArray, SlotArray
 from lightserve.router.batch import Batch
+from lightserve.router.deadlines import Deadlines
 from lightserve.router.limits import Limits
 from lightserve.router.planned_step import NO_LENS, BoolArray, Chunk, PlannedStep
 from lightserve.router.prefix_cache import Match, Node, PrefixCache
@@ -82,7 +82,7 @@ class Scheduler:
         self._eos_ids = np.asarray(limits.eos_token_ids, dtype=np.int32)
         self._reqs: dict[int, Req] = {}
         self._num_arrivals = 0
-        self._deadlines: list[tuple[float, int]] = []  # heap of (time, req_id); some have ended
+        self._deadlines = Deadlines()
         self._queue = WaitingQueue(limits.max_queued_reqs, max_passes=_MAX_PASSES, lookahead=_LOOKAHEAD)
         self._slots = SlotAllocator(limits.max_total_token_num)
         self._cache = PrefixCache(self._slots, admission, is_enabled=limits.has_prefix_cache)
@@ -146,7 +146,7 @@ class Scheduler:
         self._reqs[req.req_id] = req
         self._queue.add(req)
         if message.timeout_s:
-            heapq.heappush(self._deadlines, (self._clock() + message.timeout_s, req.req_id))
+            self._deadlines.add(req.req_id, self._clock() + message.timeout_s)
         self._send(StartMsg(req.req_id, message.text))
 
     def abort(self, req_ids: Iterable[int]) -> None:
@@ -185,12 +185,10 @@ class Scheduler:
         return None
 
     def _fail_overdue(self) -> None:
-        while self._deadlines and self._deadlines[0][0] <= self._clock():
-            _, req_id = heapq.heappop(self._deadlines)
-            if req_id in self._reqs:
-                self._send(FailMsg(req_id, ErrorInfo(504, "timeout", "the request's own time limit has passed")))
-                self._observe_end(self._reqs[req_id], is_natural=False)
-                self._end(self._reqs[req_id])
+        for req_id in self._deadlines.overdue(self._clock()):
+            self._send(FailMsg(req_id, ErrorInfo(504, "timeout", "the request's own time limit has passed")))
+            self._observe_end(self._reqs[req_id], is_natural=False)
+            self._end(self._reqs[req_id])
 
     # ---- a step ----
     def plan(self) -> StepPlan | None:
@@ -456,6 +454,7 @@ class Scheduler:
     def _end(self, req: Req, *, keeps: bool = True) -> None:
         """Forget a request, in whatever state it is."""
         del self._reqs[req.req_id]
+        self._deadlines.remove(req.req_id)
         if req.is_running:
             self._leave_batch(req, keeps=keeps)
         else:
