@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from lightserve.kernels.dot import dot
-from lightserve.kernels.launch import dependent_launch, num_multiprocessors, prefetch, wait_for_previous
+from lightserve.kernels.launch import dependent_launch, num_multiprocessors, wait_for_previous
 
 
 def decode_attention_reference(
@@ -187,7 +187,6 @@ def decode_attention(
         BLOCK_ROWS=max(triton.next_power_of_2(rows), 16),  # tl.dot takes no fewer
         BLOCK_DIM=block_dim,
         BLOCK_TOKENS=_block_tokens(rule, block_dim * kv_layer.itemsize),
-        PREFETCH_TOKENS=rule.prefetch_tokens,
         MERGE=not merge_later,
         num_warps=rule.num_warps,
         num_stages=rule.num_stages,
@@ -226,19 +225,17 @@ class LaunchRule:
         num_warps: One spares all barriers.
         num_stages: Two for each tile in flight, one of them for its slots.
         programs: On a multiprocessor at once.
-        prefetch_tokens: Fetched into the second-level cache before the queries are there; 0 or a power of two.
     """
 
     block_tokens: int
     num_warps: int
     num_stages: int
     programs: int
-    prefetch_tokens: int
 
 
-FEW = LaunchRule(block_tokens=64, num_warps=2, num_stages=7, programs=2, prefetch_tokens=64)
+FEW = LaunchRule(block_tokens=64, num_warps=2, num_stages=7, programs=2)
 # 1 warp: 2 take 94 to 98 % of the copy rate at 64 x 2048 and 256 x 512, 1 takes 97 to 100
-MANY = LaunchRule(block_tokens=32, num_warps=1, num_stages=7, programs=4, prefetch_tokens=0)
+MANY = LaunchRule(block_tokens=32, num_warps=1, num_stages=7, programs=4)
 
 
 def launch_rule(num_reqs: int, num_packs: int, device: torch.device) -> LaunchRule:
@@ -330,7 +327,6 @@ def _decode_attention_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
-    PREFETCH_TOKENS: tl.constexpr,
     MERGE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -347,8 +343,6 @@ def _decode_attention_kernel(
         return
     table = req_to_slots + req_row * table_stride
     heads = kv_layer + pack * PACK_DIM
-    if PDL and PREFETCH_TOKENS > 0:
-        _prefetch_tokens(heads, table, start, end, slot_stride, kv_stride, PREFETCH_TOKENS, BLOCK_DIM)
     wait_for_previous(PDL)
 
     row = tl.arange(0, BLOCK_ROWS)
@@ -402,18 +396,6 @@ def _decode_attention_kernel(
                     HEAD_DIM,
                     8,
                 )
-
-
-@triton.jit
-def _prefetch_tokens(
-    heads, table, start, end, slot_stride, kv_stride, PREFETCH_TOKENS: tl.constexpr, BLOCK_DIM: tl.constexpr
-):
-    """Start to fetch an item's first tokens while the kernel that makes the queries still runs."""
-    position = start + tl.arange(0, PREFETCH_TOKENS)
-    slot = tl.load(table + position, mask=position < end, other=0).to(tl.int64)
-    line = heads + slot[:, None] * slot_stride + tl.arange(0, BLOCK_DIM // 64)[None, :] * 64
-    prefetch(line)
-    prefetch(line + kv_stride)
 
 
 @triton.jit

@@ -37,11 +37,3 @@ def wait_for_previous(PDL: tl.constexpr):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-
-
-@triton.jit
-def prefetch(pointers):
-    """Fetch the lines behind some pointers into the second-level cache, without waiting for them; not on a CPU."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-    )

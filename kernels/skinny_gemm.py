@@ -47,7 +47,7 @@ def skinny_gemm(
         )
     out = x.new_empty(m, n) if out is None else out
     if m == 1:
-        _launch_whole_rows(x, weight, bias, out, 1, 8)
+        _launch_whole_rows(x, weight, bias, out)
     elif m > 1:
         _launch_tiles(x, weight, bias, out, launch_rule(n))
     return out
@@ -86,10 +86,10 @@ def launch_rule(n: int) -> TileRule:
     return TileRule(block_n=64, block_k=128, split_k=split_k, num_warps=4, num_stages=5, swap=True)
 
 
-def _launch_whole_rows(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, block_n: int, num_warps: int
-) -> None:
+def _launch_whole_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     (m, k), n = x.shape, weight.shape[0]
+    block_k = triton.next_power_of_2(k)
+    block_n = max(1, min(4096 // block_k, 16))  # at k = 2048 two rows, 17.8 µs for 1B's gate_up; one row 22.4
     _whole_rows_kernel[(triton.cdiv(n, block_n),)](
         x,
         weight,
@@ -100,9 +100,9 @@ def _launch_whole_rows(
         x.stride(0),
         M=m,
         BLOCK_N=block_n,
-        BLOCK_K=triton.next_power_of_2(k),
+        BLOCK_K=block_k,
         BIAS=bias is not None,
-        num_warps=num_warps,
+        num_warps=4 if block_k < 4096 else 8,
         **dependent_launch(x),
     )
 
