@@ -158,7 +158,7 @@ class Launcher:
     def say_goodbye(self) -> None:
         """Let HTTP servers end every open request with an error; the other children are of no use any more."""
         self._children.kill(set(self._children.names) - self._http.keys())
-        self._tell_http(DownMsg(f"the server failed: its {self._cause().process} process ended"))
+        self._tell_http(DownMsg(f"its {self._cause().process} process ended"))
         deadline = time.monotonic() + _GOODBYE_S
         while self._children.any_runs(self._http) and time.monotonic() < deadline:
             self._receive(deadline)

@@ -143,7 +143,7 @@ class Tokenizer:
             RequestError: An id is not in [0, vocab_size).
         """
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
-            raise RequestError(f"token ids must be in [0, {self.vocab_size})", param="tokens")
+            raise RequestError(f"Token ids must be in [0, {self.vocab_size}).", param="tokens")
         skipped = self.special_ids if skip_special_tokens else frozenset()
         text = b"".join(self.bytes_table[i] for i in token_ids if i not in skipped).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strips_first_space else text
@@ -231,7 +231,7 @@ def _encode(backend: tokenizers.Tokenizer, text: str) -> list[int]:
         # The batch call lets go of the interpreter lock; `encode` holds it, a second for a text of 700 kB.
         return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except TypeError as error:  # the library's word for a lone surrogate
-        raise RequestError("the text is not valid Unicode: it holds half of a surrogate pair") from error
+        raise RequestError("The text is not valid Unicode: it holds half of a surrogate pair.") from error
 
 
 def _with_or_without(ids: list[int], token_id: int | None, wanted: bool | None) -> list[int]:

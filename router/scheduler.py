@@ -173,20 +173,20 @@ class Scheduler:
     def _refusal(self, req: Req) -> ErrorInfo | None:
         limits = self._limits
         total_len = req.prompt_len + req.sampling.max_new_tokens
-        asked = f"prompt ({req.prompt_len}) and max_new_tokens ({req.sampling.max_new_tokens})"
+        asked = f"Prompt ({req.prompt_len}) and max_new_tokens ({req.sampling.max_new_tokens})"
         if total_len > limits.max_req_total_len:
-            message = f"{asked} exceed max_req_total_len ({limits.max_req_total_len})"
+            message = f"{asked} exceed max_req_total_len ({limits.max_req_total_len})."
             return ErrorInfo(400, "context_length_exceeded", message)
         if req.max_slots > limits.max_total_token_num:
-            message = f"{asked} can never fit max_total_token_num ({limits.max_total_token_num})"
+            message = f"{asked} can never fit max_total_token_num ({limits.max_total_token_num})."
             return ErrorInfo(400, "context_length_exceeded", message)
         if self._queue.is_full:
-            return ErrorInfo(429, "queue_full", f"{limits.max_queued_reqs} requests are waiting already")
+            return ErrorInfo(429, "queue_full", f"{limits.max_queued_reqs} requests are waiting already.")
         return None
 
     def _fail_overdue(self) -> None:
         for req_id in self._deadlines.overdue(self._clock()):
-            self._send(FailMsg(req_id, ErrorInfo(504, "timeout", "the request's own time limit has passed")))
+            self._send(FailMsg(req_id, ErrorInfo(504, "timeout", "The request's own time limit has passed.")))
             self._observe_end(self._reqs[req_id], is_natural=False)
             self._end(self._reqs[req_id])
 
@@ -442,7 +442,7 @@ class Scheduler:
     def _fail(self, req: Req) -> None:
         """End a request whose logits were not finite; nobody shall read what it has written."""
         self._cache.discard(req.ids, req.cache_salt, req.matched_len)
-        error = ErrorInfo(500, "not_finite", "the model's output for this request was not finite")
+        error = ErrorInfo(500, "not_finite", "The model's output for this request was not finite.")
         self._send(FailMsg(req.req_id, error))
         self._end(req, keeps=False)
 

@@ -101,7 +101,9 @@ def _invalid_field(problem: str) -> RequestError:
     if "unknown field" in problem:
         return RequestError("The request body has a field with an unknown name.", code="unknown_field")
     path = _PATH.search(problem)
-    return RequestError(problem[:_MAX_MESSAGE_CHARS], code="invalid_value", param=_bare(path["path"]) if path else None)
+    return RequestError(
+        f"{problem[:_MAX_MESSAGE_CHARS]}.", code="invalid_value", param=_bare(path["path"]) if path else None
+    )
 
 
 def _bare(path: str) -> str:

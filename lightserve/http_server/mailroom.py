@@ -86,7 +86,7 @@ class Mailroom:
             case DownMsg():
                 logger.error("going down: %s", message.reason)
                 front.status.phase = Phase.DOWN
-                error = ErrorInfo(503, "server_down", f"The server cannot go on: {message.reason}")
+                error = ErrorInfo(503, "server_down", f"The server cannot go on: {message.reason}.")
                 front.streams.fail_all(error)
                 self._end_after(0.0, error)
 

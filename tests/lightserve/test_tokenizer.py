@@ -112,7 +112,7 @@ def test_bytes_that_are_not_utf8_become_replacement_characters(byte_level: Token
 
 @pytest.mark.parametrize("token_ids", [[-1], [10**6], [2**40]])
 def test_ids_without_text_are_the_clients_mistake(byte_level: Tokenizer, token_ids: list[int]) -> None:
-    with pytest.raises(RequestError, match="token ids must be in"):
+    with pytest.raises(RequestError, match="Token ids must be in"):
         byte_level.decode(token_ids, skip_special_tokens=False)
 
 
