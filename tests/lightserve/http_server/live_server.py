@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from lightserve.http_server.streams import Streams
 from lightserve.ipc.messages import LoadMsg, ServeMsg
 from lightserve.tokenizer import Tokenizer
 from tests.lightserve.http_server.fake_engine import POOL, FakeEngine
+from tests.server import wait_until
 
 MODEL = "tiny"
 VOCAB_SIZE = 258
@@ -52,10 +52,7 @@ class LiveServer:
 
     def until(self, condition: Callable[[], bool], limit_s: float = 5.0) -> None:
         """Wait until a condition holds; fail when it does not in time."""
-        deadline = time.monotonic() + limit_s
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true"
-            time.sleep(0.005)
+        wait_until(condition, "the condition did not come true", limit_s)
 
     def until_idle(self) -> None:
         """Wait until no request is open, here and in the engine."""

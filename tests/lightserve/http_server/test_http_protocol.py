@@ -48,6 +48,14 @@ def test_a_request_that_stops_halfway_times_out(impatient_server: LiveServer, se
     assert not impatient_server.engine.requests
 
 
+def test_a_later_request_that_stops_halfway_times_out_too(impatient_server: LiveServer) -> None:
+    with connect(impatient_server) as connection:
+        connection.sendall(head("/liveness", method="GET"))
+        connection.recv(65536)
+        connection.sendall(HI[:-3])
+        assert error_of(read_all(connection))[1] == "request_timeout"
+
+
 def test_a_body_that_trickles_in_times_out(impatient_server: LiveServer) -> None:
     with connect(impatient_server) as connection:
         connection.sendall(head("/generate", "content-length: 1000"))

@@ -1,10 +1,7 @@
 """The real process, its real links; the test plays launcher, router and detokenizer."""
 
-import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +12,7 @@ import httpx
 import pytest
 
 from lightserve.boot import Boot, write_boot
+from lightserve.children import Children
 from lightserve.config import ServerConfig
 from lightserve.ipc.links import Inbox, Outbox
 from lightserve.ipc.messages import (
@@ -34,6 +32,14 @@ from lightserve.ipc.messages import (
     pack_int32,
 )
 from lightserve.model_config import load_model_config
+from tests.server import wait_until
+
+# Few open files to begin with, as on most systems: the process must raise the bound itself.
+PROGRAM = """
+import resource, runpy
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+runpy.run_module("lightserve.http_server.process", run_name="__main__")
+"""
 
 
 class Parent:
@@ -52,20 +58,18 @@ class Parent:
         self.router: Inbox[RouterInbox] = Inbox(directory, "router", RouterInbox)
         self.launcher: Inbox[LauncherInbox] = Inbox(directory, "launcher", LauncherInbox)
         write_boot(_boot(directory, model_dir, listener.fileno()))
-        self.lifeline_read, self.lifeline_write = os.pipe()
-        self.children = [self._spawn(directory, index, listener) for index in range(num_servers)]
-        self.servers = [Outbox(directory, f"http_server-{index}") for index in range(num_servers)]
+        self._children = Children({"http_server": ("-c", PROGRAM)}, directory)
+        for index in range(num_servers):
+            self._children.spawn("http_server", index, pass_fds=[listener.fileno()])
+        self.servers = [Outbox(directory, name) for name in self._children.names]
         listener.close()
 
     def serve(self) -> None:
-        for _ in self.children:
+        for _ in self.servers:
             assert isinstance(self.launcher.receive(20), ReadyMsg)
         self.tell(ServeMsg(1000, 100))
         with httpx.Client(base_url=self.url) as client:
-            deadline = time.monotonic() + 10
-            while client.get("/health").status_code != 200:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda: client.get("/health").status_code == 200, "health", timeout_s=10)
 
     def tell(self, message: ServeMsg | DrainMsg | DownMsg | LoadMsg | TextMsg) -> None:
         for server in self.servers:
@@ -81,24 +85,16 @@ class Parent:
         self.servers[req_id >> HTTP_INDEX_SHIFT].send(TextMsg([event]))
 
     def exit_codes(self) -> list[int]:
-        return [child.wait(10) for child in self.children]
+        names = self._children.names
+        wait_until(lambda: not self._children.any_runs(names), "the end of every server", timeout_s=10)
+        return list(self._children.reap().values())
 
     def close(self) -> None:
-        os.close(self.lifeline_write)
-        os.close(self.lifeline_read)
-        for child in self.children:
-            child.kill()
-            child.wait()
+        self._children.close()
         self.router.close()
         self.launcher.close()
         for server in self.servers:
             server.close()
-
-    def _spawn(self, run_dir: str, index: int, listener: socket.socket) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-P", "-m", "lightserve.http_server.process", run_dir, str(index)]
-        # Few open files to begin with, as on most systems: the process must raise the bound itself.
-        shell = ["bash", "-c", 'ulimit -S -n 64; exec "$@"', "bash", *command]
-        return subprocess.Popen(shell, stdin=self.lifeline_read, pass_fds=[listener.fileno()])
 
 
 class Call:
@@ -179,6 +175,14 @@ def test_it_serves_from_serve_to_drain(parent: Parent) -> None:
     assert ends == {'{"token"', '{"error"'}
     assert parent.router.receive(5) == AbortMsg([second.req_id])
     assert parent.exit_codes() == [0]
+
+
+def test_server_info_tells_settings_as_they_were_resolved(parent: Parent) -> None:
+    parent.serve()
+    info = httpx.get(f"{parent.url}/get_server_info").json()
+    resolved = {"device": "cpu", "chunked_prefill_size": 64, "batch_max_tokens": 64, "max_req_total_len": 100}
+    assert info.items() >= resolved.items()
+    assert "api_key" not in info
 
 
 def test_more_clients_than_the_usual_bound_on_open_files_are_served(parent: Parent) -> None:
