@@ -31,7 +31,7 @@ class Launched(Protocol):
         """Wait for what it samples."""
 
 
-class Launcher(Protocol):
+class StepLauncher(Protocol):
     """Starts steps in order, and goes on while they run."""
 
     def launch(self, step: Callable[[], StepOutput]) -> Launched:
@@ -79,7 +79,7 @@ class _Promise:
 class WorkerService(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
     """The remote interface: plain bytes in and out, results one step late."""
 
-    def __init__(self, engine: Engine[Runner], pool: PoolSize, launcher: Launcher) -> None:
+    def __init__(self, engine: Engine[Runner], pool: PoolSize, launcher: StepLauncher) -> None:
         super().__init__()
         self._launch_s = 0.0
         self._profiler: GpuProfiler | None = None

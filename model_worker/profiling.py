@@ -66,7 +66,7 @@ class GpuProfiler:
         self._profile.stop()
         self._profile.export_chrome_trace(str(path))
         trace = msgspec.json.decode(path.read_bytes(), type=_Trace)
-        return summarise((e.ts, e.ts + e.dur, e.name) for e in trace.traceEvents if e.cat in _GPU_CATEGORIES)
+        return summarize((e.ts, e.ts + e.dur, e.name) for e in trace.traceEvents if e.cat in _GPU_CATEGORIES)
 
 
 class _Event(msgspec.Struct):
@@ -80,7 +80,7 @@ class _Trace(msgspec.Struct):
     traceEvents: list[_Event]  # as Chrome's format spells it
 
 
-def summarise(events: Iterable[tuple[float, float, str]]) -> GpuProfile:
+def summarize(events: Iterable[tuple[float, float, str]]) -> GpuProfile:
     """Sum up intervals of work.
 
     Args:
