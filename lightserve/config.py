@@ -55,7 +55,8 @@ class ServerConfig:
     max_queued_reqs: int = setting(4096, "waiting requests before new ones are answered 429", at_least=1)
     router_policy: Literal["conservative", "past_future"] = setting(
         "conservative",
-        "conservative: all may produce max_new_tokens, nothing is ever paused; past_future: as much as of late",
+        "how long answers are expected to be. conservative: as long as max_new_tokens, so that none is ever paused; "
+        "past_future: as long as those of late, and some are paused when they turn out longer",
     )
     max_overflow_prob: float = setting(
         0.02, "past_future: chance of an overflow that admitting a request may leave", at_least=1e-9, at_most=0.5

@@ -112,8 +112,13 @@ def _make_front_end(boot: Boot, index: int, send: Callable[[GenerateMsg | AbortM
 def _server_info(boot: Boot) -> dict[str, Any]:
     settings = dataclasses.asdict(boot.config)
     del settings["api_key"]
+    resolved = {
+        "device": boot.device,
+        "chunked_prefill_size": boot.chunked_prefill_size,
+        "batch_max_tokens": boot.batch_max_tokens,
+    }
     model = {"architecture": boot.model.architecture, "vocab_size": boot.model.vocab_size}
-    return {**settings, "version": version("lightserve"), **model}
+    return {**settings, **resolved, "version": version("lightserve"), **model}
 
 
 def uvicorn_config(app: FastAPI) -> uvicorn.Config:
