@@ -48,12 +48,20 @@ class Prompts:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenize")
 
     async def encode_text(self, text: str, param: str) -> list[int]:
-        """Encode a text. Raises ``RequestError`` when it is far too long."""
+        """Encode a text.
+
+        Raises:
+            RequestError: It is far too long, or not valid Unicode.
+        """
         self._check_chars(len(text), param)
         return await self._in_thread(lambda: self._tokenizer.encode(text, add_special_tokens=True))
 
     async def encode_messages(self, messages: Messages, param: str) -> list[int]:
-        """Encode a conversation. Raises ``RequestError`` when it is too long or the template refuses it."""
+        """Encode a conversation.
+
+        Raises:
+            RequestError: It is too long, the template refuses it, or there is none.
+        """
         encode_chat = self._encode_chat
         if encode_chat is None:
             raise RequestError(
@@ -69,7 +77,11 @@ class Prompts:
         return await self._in_thread(encode)
 
     async def decode(self, token_ids: list[int]) -> str:
-        """Decode ids, special tokens included. Raises ``RequestError``: too many, or one is not in the vocabulary."""
+        """Decode ids, special tokens included.
+
+        Raises:
+            RequestError: There are too many, or one is not in the vocabulary.
+        """
         limit = max(MIN_DETOKENIZED_IDS, self._status.max_req_total_len)
         if len(token_ids) > limit:
             raise RequestError(f"At most {limit} ids.", code="invalid_value", param="tokens")

@@ -35,6 +35,10 @@ class Status:
         self.max_req_total_len = message.max_req_total_len
 
     def check_serving(self) -> None:
-        """Raise ``RequestError`` (503) unless requests are taken."""
+        """Go on only if requests are taken.
+
+        Raises:
+            RequestError: 503, they are not.
+        """
         if self.phase is not Phase.SERVING:
             raise RequestError(self.phase.value, status=503, code=f"server_{self.phase.name.lower()}")

@@ -56,7 +56,11 @@ class Streams:
         return stream
 
     def open_whole(self, choices: Sequence[Choice]) -> WholeStream:
-        """Send ``choices`` to the router and return the stream of their answers. Raises as ``open_live``."""
+        """Send ``choices`` to the router and return the stream of their answers.
+
+        Raises:
+            RequestError: 503, requests are not taken.
+        """
         stream = WholeStream(self, self._next_req_id, choices)
         self._start(stream, choices)
         return stream
