@@ -121,9 +121,7 @@ def test_a_child_that_dies_later_takes_the_server_down(model_dir: Path, name: st
 
         assert server.await_exit() == 1
         assert f"error: {name} was killed (SIGKILL)" in server.output
-        assert (
-            name == "http_server-0" or f"DownMsg(reason='its {name} process ended')" in server.output
-        )
+        assert name == "http_server-0" or f"DownMsg(reason='its {name} process ended')" in server.output
         assert_nothing_left(server, children)
         assert is_port_free(server.port)
 
