@@ -25,7 +25,7 @@ class CudaLinear:
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, in_features] to [n, out_features]."""
-        if skinny_pays(x.shape[0], self._weight.shape[0]):
+        if self._weight.itemsize == 2 and skinny_pays(x.shape[0], self._weight.shape[0]):
             return skinny_gemm(x, self._weight, self._bias)
         return F.linear(x, self._weight, self._bias)
 
@@ -59,7 +59,7 @@ class CudaHead:
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, hidden_size] to [n, vocab_rows] float32."""
-        if skinny_pays(x.shape[0], self._weight.shape[0]):
+        if self._weight.itemsize == 2 and skinny_pays(x.shape[0], self._weight.shape[0]):
             out = torch.empty(x.shape[0], self._weight.shape[0], dtype=torch.float32, device=x.device)
             return skinny_gemm(x, self._weight, out=out)
         if x.dtype is torch.float32:
