@@ -45,12 +45,12 @@ def check(
 def test_prefill_attention_equals_its_reference(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
-    check([1, 67, 33], [0, 0, 90], (num_heads, num_kv_heads), head_dim, dtype)
+    check([1, 35, 17], [0, 0, 60], (num_heads, num_kv_heads), head_dim, dtype)
 
 
 @pytest.mark.parametrize("heads", [(9, 3), (7, 1), (16, 4)])
 def test_mixed_lengths_and_cached_prefixes_share_a_launch(heads: tuple[int, int]) -> None:
-    check([200, 1, 0, 64, 1], [0, 300, 0, 64, 63], heads, 64, torch.float32)
+    check([70, 1, 0, 33], [0, 90, 0, 64], heads, 64, torch.float32)
 
 
 def test_no_requests_and_no_tokens_are_no_work() -> None:

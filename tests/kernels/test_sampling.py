@@ -52,14 +52,15 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab_size", [1, 997, 6_000])
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(1, torch.float32), (997, torch.float16), (6_000, torch.bfloat16), (6_000, torch.float32)]
+)
 @pytest.mark.parametrize("filters", FILTERS)
 def test_the_draw_is_where_the_uniform_number_falls_in_the_filtered_distribution(
     filters: dict[str, float], vocab_size: int, dtype: torch.dtype
 ) -> None:
-    logits = randn(3, vocab_size + 3, dtype=dtype) * 3
-    parameters = batch(3, **filters)  # type: ignore[arg-type]
+    logits = randn(2, vocab_size + 3, dtype=dtype) * 3
+    parameters = batch(2, **filters)  # type: ignore[arg-type]
     raw = logits[:, :vocab_size].double()
     scaled = (raw - raw.amax(1, keepdim=True)) / parameters[0].unsqueeze(1)
     mass = kept_mass_reference(scaled, *parameters[1:4])
@@ -162,9 +163,9 @@ def test_the_logprob_is_of_the_raw_distribution() -> None:
 
 
 def test_equals_at_the_threshold_are_all_kept() -> None:
-    logits = torch.zeros(6, 6000, device=DEVICE)  # more equals than candidates fit
+    logits = torch.zeros(2, 6000, device=DEVICE)  # more equals than candidates fit
     for draw in (sample, sample_reference):
-        token_ids, _ = draw(logits, *batch(6, top_k=5), vocab_size=6000)
+        token_ids, _ = draw(logits, *batch(2, top_k=5), vocab_size=6000)
         assert token_ids.max() >= 5
 
 
