@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lightserve.ipc.messages import FinishCode, StepPlan, StepResult, TokensMsg, unpack_float32, unpack_int64
 from lightserve.model_worker.cpu_runner import CpuEngine
@@ -15,13 +16,15 @@ from tests.router.harness import LIMITS, Harness
 
 NUM_TOKENS = 60
 PROMPTS = random_prompts((5, 23, 1, 40, 12, 5, 31, 8))
-PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3}
-GREEDY = [SamplingParams(NUM_TOKENS, temperature=0.0) for _ in PROMPTS]
-GREEDY_WITH_PENALTIES = [SamplingParams(NUM_TOKENS, temperature=0.0, **PENALTIES) for _ in PROMPTS]
-SAMPLED_WITH_PENALTIES = [
-    SamplingParams(NUM_TOKENS, temperature=0.9, top_k=40, top_p=0.95, seed=seed, **PENALTIES)
-    for seed in range(len(PROMPTS))
-]
+PLAIN = SamplingParams(NUM_TOKENS, temperature=0.0)
+WITH_PENALTIES = replace(PLAIN, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3)
+SAMPLING = {
+    "greedy": [PLAIN] * len(PROMPTS),
+    "greedy, penalties": [WITH_PENALTIES] * len(PROMPTS),
+    "sampled, penalties": [
+        replace(WITH_PENALTIES, temperature=0.9, top_k=40, top_p=0.95, seed=seed) for seed in range(len(PROMPTS))
+    ],
+}
 
 
 class EngineHarness(Harness):
@@ -61,11 +64,7 @@ class EngineHarness(Harness):
 
 
 @pytest.mark.parametrize("has_prefix_cache", [True, False])
-@pytest.mark.parametrize(
-    "sampling",
-    [GREEDY, GREEDY_WITH_PENALTIES, SAMPLED_WITH_PENALTIES],
-    ids=["greedy", "greedy, penalties", "sampled, penalties"],
-)
+@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
 def test_ids_and_logprobs_after_pauses_equal_those_of_uninterrupted_runs(
     sampling: list[SamplingParams], has_prefix_cache: bool, tmp_path: Path
 ) -> None:
