@@ -8,7 +8,7 @@ import torch
 from lightserve.ipc.messages import NewReq, unpack_int32
 from lightserve.kernels.penalties import count_sampled, count_tokens
 from lightserve.model_worker.forward_batch import ForwardBatch, Int32Array
-from lightserve.model_worker.layers.backend import SamplingOps
+from lightserve.model_worker.layers.sampling_cpu import CpuSamplingOps
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.model_worker.upload import upload
@@ -26,7 +26,7 @@ class Sampler:
     """
 
     def __init__(
-        self, num_rows: int, vocab_size: int, eos_token_ids: Sequence[int], *, ops: SamplingOps, device: torch.device
+        self, num_rows: int, vocab_size: int, eos_token_ids: Sequence[int], *, ops: CpuSamplingOps, device: torch.device
     ) -> None:
         self._vocab_size = vocab_size
         self._ops = ops

@@ -64,42 +64,6 @@ class Backend(Protocol):
         """
 
 
-class SamplingOps(Protocol):
-    """Operations on logits; what each means is written in ``kernels/sampling.py`` and ``kernels/penalties.py``."""
-
-    def greedy(self, logits: torch.Tensor, *, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose the greatest logit of each row."""
-
-    def sample(
-        self,
-        logits: torch.Tensor,
-        temperature: torch.Tensor,
-        top_k: torch.Tensor,
-        top_p: torch.Tensor,
-        min_p: torch.Tensor,
-        seeds: torch.Tensor,
-        positions: torch.Tensor,
-        *,
-        vocab_size: int,
-        scores: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw one id of each row."""
-
-    def penalties(
-        self,
-        logits: torch.Tensor,
-        token_counts: torch.Tensor,
-        req_rows: torch.Tensor,
-        repetition: torch.Tensor,
-        presence: torch.Tensor,
-        frequency: torch.Tensor,
-    ) -> torch.Tensor:
-        """Lower the logits of ids that a request has seen."""
-
-    def forbid(self, scores: torch.Tensor, forbidden_ids: torch.Tensor) -> None:
-        """Set scores to -inf, in place."""
-
-
 def has_native_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 in hardware (AVX512-BF16, AMX, or Arm's BF16)."""
     capabilities = torch.cpu.get_capabilities()

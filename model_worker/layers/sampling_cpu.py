@@ -13,7 +13,7 @@ _ROWS_AT_ONCE = 8
 
 
 class CpuSamplingOps:
-    """Implements ``SamplingOps``."""
+    """Operations on logits, as ``kernels/sampling.py`` and ``kernels/penalties.py`` define them."""
 
     def greedy(self, logits: torch.Tensor, *, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose the greatest logit of each row."""
