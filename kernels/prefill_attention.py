@@ -8,7 +8,7 @@ tile and kv head. Its rows are the tile's tokens times the query heads of the gr
 short chunk fills a tile as well as a long one. Keys before the tile's first token need no mask; the rest take a second
 loop. Scores, softmax and sums in float32.
 
-K and V are read through the Token Table slot by slot, or, where the queries are many for the keys (``gather_len``),
+K and V are read through the Token Table slot by slot, or, where the queries are many for the keys (``gather_len_for``),
 copied side by side first so that the tensor memory accelerator feeds the tensor cores: at 8,192 tokens the copy takes
 2 % of the time and the products run a quarter faster.
 """
@@ -53,7 +53,7 @@ class PrefillPlan:
     Attributes:
         tiles: [max_tiles, 4] int32: row of the Token Table (gathered: of the copy, where the request's keys begin),
             first row of q, position of that token, number of tokens (0: no tile).
-        slots: [copy_len] int32, all requests' slots side by side, each filled up to whole tiles of keys with its last
+        slots: [gather_len] int32, all requests' slots side by side, each filled up to whole tiles of keys with its last
             slot; empty when K and V are not gathered.
     """
 
@@ -65,7 +65,7 @@ MAX_GATHER_LEN = 32768  # bounds the copy: 128 MiB for 8 kv heads of 128 in bflo
 MIN_QUERIES_PER_KEY = 200  # below, copying a key (2 ns) costs more than it spares the queries that see it
 
 
-def gather_len(extend_lens: Sequence[int], seq_lens: Sequence[int]) -> int:
+def gather_len_for(extend_lens: Sequence[int], seq_lens: Sequence[int]) -> int:
     """Give the length of a copy of all requests' K and V, each filled up to whole tiles; 0 where copying does not pay.
 
     Args:
@@ -86,7 +86,7 @@ def plan_prefill(
     num_tokens: int,
     num_heads: int,
     num_kv_heads: int,
-    copy_len: int = 0,
+    gather_len: int = 0,
 ) -> PrefillPlan:
     """Cut the requests into tiles of query tokens, on the device.
 
@@ -98,14 +98,14 @@ def plan_prefill(
         num_tokens: At least ``cu_seqlens[-1]``.
         num_heads: Query heads.
         num_kv_heads: Key/value heads.
-        copy_len: ``gather_len`` to copy K and V side by side first, 0 to read them through the Token Table.
+        gather_len: ``gather_len_for`` to copy K and V side by side first, 0 to read them through the Token Table.
     """
     (num_reqs,) = seq_lens.shape
-    rule = GATHERED if copy_len else SCATTERED
+    rule = GATHERED if gather_len else SCATTERED
     tile_tokens = max(rule.block_rows * num_kv_heads // num_heads, 1)
     max_tiles = num_reqs + num_tokens // tile_tokens
     tiles = torch.empty(max_tiles, 4, dtype=torch.int32, device=seq_lens.device)
-    slots = torch.empty(copy_len, dtype=torch.int32, device=seq_lens.device)
+    slots = torch.empty(gather_len, dtype=torch.int32, device=seq_lens.device)
     first_keys = torch.empty(num_reqs, dtype=torch.int32, device=seq_lens.device)
     if num_reqs:
         _plan_kernel[(1,)](
@@ -117,14 +117,14 @@ def plan_prefill(
             num_reqs,
             max_tiles,
             TILE_TOKENS=tile_tokens,
-            GATHER=copy_len > 0,
+            GATHER=gather_len > 0,
             BLOCK_KEYS=rule.block_keys,
             BLOCK_REQS=triton.next_power_of_2(num_reqs),
             num_warps=4,
             **dependent_launch(seq_lens),
         )
-    if copy_len:
-        _slots_kernel[(num_reqs, triton.cdiv(copy_len, 1024))](
+    if gather_len:
+        _slots_kernel[(num_reqs, triton.cdiv(gather_len, 1024))](
             req_to_slots,
             req_rows,
             seq_lens,

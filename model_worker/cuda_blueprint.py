@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lightserve.kernels.prefill_attention import MAX_GATHER_LEN as MAX_COPY_LEN
+from lightserve.kernels.prefill_attention import MAX_GATHER_LEN
 from lightserve.model_config import ModelConfig
 from lightserve.model_worker.cuda_graph import Recorder
 from lightserve.model_worker.cuda_runner import CudaRunner
@@ -92,9 +92,9 @@ class CudaBlueprint:
         Table is all zeros.
         """
         num_decode = min(self.num_rows, self.max_tokens)
-        num_chunks = min(-(-MAX_COPY_LEN // self.max_req_total_len), self.num_rows, self.max_tokens - num_decode)
+        num_chunks = min(-(-MAX_GATHER_LEN // self.max_req_total_len), self.num_rows, self.max_tokens - num_decode)
         chunk_lens = _split(min(self.max_tokens - num_decode, num_chunks * self.max_req_total_len), num_chunks)
-        seq_lens = [min(self.max_req_total_len, max(MAX_COPY_LEN // num_chunks, n)) for n in chunk_lens]
+        seq_lens = [min(self.max_req_total_len, max(MAX_GATHER_LEN // num_chunks, n)) for n in chunk_lens]
         extend_lens = np.array([1] * num_decode + chunk_lens, dtype=np.int32)
         num_tokens = int(extend_lens.sum())
         return HostBatch(

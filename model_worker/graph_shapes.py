@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 
-from lightserve.kernels.prefill_attention import gather_len
+from lightserve.kernels.prefill_attention import gather_len_for
 from lightserve.model_worker.forward_batch import HostBatch
 from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, Sampling, TailShape
 
@@ -83,7 +83,7 @@ class GraphShapes:
         rows = [size for size in self._rows if size <= _FEW_ROWS or size in (*_DECODE_CAPACITIES, self.most_rows)]
         decode = [self._decode(size) for size in rows]
         mixed = [self._mixed(size, has_decodes=True) for size in self._tokens[-1:]]
-        gathering = [replace(shape, copy_lens=(1024,)) for shape in mixed]
+        gathering = [replace(shape, gather_lens=(1024,)) for shape in mixed]
         tails = [TailShape(size, sampling) for size in rows for sampling in Sampling]
         return [*decode, *mixed, *gathering, *tails]
 
@@ -121,7 +121,7 @@ def eager_shape(batch: HostBatch) -> ForwardShape:
         batch.num_tokens,
         _decode_capacity(batch.num_decode),
         num_launches * CHUNKS_PER_LAUNCH,
-        tuple(gather_len(chunk_lens[launch], seq_lens[launch]) for launch in launches),
+        tuple(gather_len_for(chunk_lens[launch], seq_lens[launch]) for launch in launches),
     )
 
 

@@ -47,14 +47,14 @@ class ForwardShape:
         num_tokens: Tokens of the batch.
         num_decode: Decode rows; 0: none, and no kernel for them.
         num_chunks: Prefill chunks, a multiple of ``CHUNKS_PER_LAUNCH``; 0: none, and no kernel for them.
-        copy_lens: For each launch of prefill attention, the length of the copy of K and V that it makes first; 0, or
-            left out: it makes none.
+        gather_lens: For each launch of prefill attention, how many keys and values it gathers side by side first; 0,
+            or left out: none.
     """
 
     num_tokens: int
     num_decode: int
     num_chunks: int
-    copy_lens: tuple[int, ...] = ()
+    gather_lens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,7 +310,7 @@ def prefill_case(cache: torch.Tensor, extend_lens: list[int], cached_lens: list[
         return prefill.prefill_attention(q, cache, *batch, scale=scale, plan=plan, out=out)
 
     def plan(table: torch.Tensor) -> prefill.PrefillPlan:
-        copy_len = prefill.gather_len(extend_lens, lengths)
+        gather_len = prefill.gather_len_for(extend_lens, lengths)
         return prefill.plan_prefill(
             table,
             rows,
@@ -319,7 +319,7 @@ def prefill_case(cache: torch.Tensor, extend_lens: list[int], cached_lens: list[
             num_tokens=len(q),
             num_heads=NUM_HEADS,
             num_kv_heads=NUM_KV_HEADS,
-            copy_len=copy_len,
+            gather_len=gather_len,
         )
 
     def error() -> float:

@@ -91,7 +91,7 @@ class CudaBackend:
             num_tokens=-(-shape.num_tokens // _PLAN_TOKENS) * _PLAN_TOKENS,
             num_heads=self._num_heads,
             num_kv_heads=self._num_kv_heads,
-            copy_len=shape.copy_lens[launch] if shape.copy_lens else 0,
+            gather_len=shape.gather_lens[launch] if shape.gather_lens else 0,
         )
         return _Prefill(req_rows, bounds, seq_lens, plan)
 

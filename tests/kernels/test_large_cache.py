@@ -31,9 +31,9 @@ def test_the_last_slots_are_written_and_read_where_they_lie() -> None:
     table, near, row, seq_len = out_slots.view(1, 70), positions.view(1, 70), int32([0]), int32([70])
     decoded = decode_attention(q[-1:], cache, table, row, seq_len, scale=0.125)
     assert_close(decoded, decode_attention_reference(q[-1:], expected, near, row, seq_len, scale=0.125))
-    for copy_len in (0, 2 * GATHERED.block_keys):
+    for gather_len in (0, 2 * GATHERED.block_keys):
         batch = (table, row, int32([0, 70]), seq_len)
-        plan = plan_prefill(*batch, num_tokens=70, num_heads=4, num_kv_heads=2, copy_len=copy_len)
+        plan = plan_prefill(*batch, num_tokens=70, num_heads=4, num_kv_heads=2, gather_len=gather_len)
         out = poisoned(70, 4, 64, dtype=torch.float16)
         prefill_attention(q, cache, *batch, scale=0.125, plan=plan, out=out)
         assert_close(out, prefill_attention_reference(q, expected, near, *batch[1:], scale=0.125))

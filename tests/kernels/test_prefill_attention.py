@@ -7,7 +7,7 @@ import torch
 
 from lightserve.kernels.prefill_attention import (
     GATHERED,
-    gather_len,
+    gather_len_for,
     plan_prefill,
     prefill_attention,
     prefill_attention_reference,
@@ -28,13 +28,13 @@ def check(
     q = randn(sum(extend_lens), num_heads, head_dim, dtype=dtype)
     arguments = (q, cache, req_to_slots, req_rows, int32([0, *accumulate(extend_lens)]), int32(seq_lens))
     expected = prefill_attention_reference(*arguments, scale=head_dim**-0.5)
-    for copy_len in (0, sum(-(-seq_len // GATHERED.block_keys) for seq_len in seq_lens) * GATHERED.block_keys):
+    for gather_len in (0, sum(-(-seq_len // GATHERED.block_keys) for seq_len in seq_lens) * GATHERED.block_keys):
         plan = plan_prefill(
             *arguments[2:],
             num_tokens=len(q),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
-            copy_len=copy_len,
+            gather_len=gather_len,
         )
         out = poisoned(*q.shape, dtype=dtype)
         assert_close(prefill_attention(*arguments, scale=head_dim**-0.5, plan=plan, out=out), expected)
@@ -91,8 +91,8 @@ def test_a_plan_covers_every_token_once_longest_first(extend_lens: list[int]) ->
 
 
 def test_gathering_pays_for_many_queries_per_key_alone() -> None:
-    assert gather_len([2000], [2000]) == 2048
-    assert gather_len([1000, 1000], [1000, 4096]) == 1024 + 4096
-    assert gather_len([64], [8192]) == 0
-    assert gather_len([256, 256], [256, 256]) == 0
-    assert gather_len([8192], [100_000]) == 0  # the copy would be too large
+    assert gather_len_for([2000], [2000]) == 2048
+    assert gather_len_for([1000, 1000], [1000, 4096]) == 1024 + 4096
+    assert gather_len_for([64], [8192]) == 0
+    assert gather_len_for([256, 256], [256, 256]) == 0
+    assert gather_len_for([8192], [100_000]) == 0  # the copy would be too large
