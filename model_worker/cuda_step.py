@@ -7,9 +7,10 @@ graph once for a shape and serve every batch that fits it.
 import torch
 
 from lightserve.kernels.commit_tokens import commit_tokens
+from lightserve.kernels.greedy import greedy
 from lightserve.kernels.penalties import forbid, penalties
 from lightserve.kernels.place_tokens import place_tokens
-from lightserve.kernels.sampling import greedy, sample
+from lightserve.kernels.sampling import sample
 from lightserve.model_worker.kv_cache import KVCache
 from lightserve.model_worker.layers.cuda_backend import CudaBackend
 from lightserve.model_worker.models.llama import LlamaModel

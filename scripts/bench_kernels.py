@@ -24,12 +24,12 @@ import torch
 import triton
 
 from lightserve.kernels import decode_attention as decode
+from lightserve.kernels import draw, greedy, sampling, uniform
 from lightserve.kernels import embedding as embed
 from lightserve.kernels import penalties as penalty
 from lightserve.kernels import prefill_attention as prefill
 from lightserve.kernels import rms_norm as norm
 from lightserve.kernels import rope_kv_write as rope
-from lightserve.kernels import sampling
 from lightserve.kernels import silu_mul as silu
 from lightserve.kernels import skinny_gemm as gemm
 
@@ -362,7 +362,7 @@ def bench_sampling() -> Iterator[Case]:
     for n in (1, 64, 256):
         size = n * VOCAB_SIZE * 4
         sets = [torch.randn(n, VOCAB_SIZE) * 2 for _ in copies(size)]  # float32, as the head gives them
-        runs = [partial(sampling.greedy, logits, vocab_size=VOCAB_SIZE) for logits in sets]
+        runs = [partial(greedy.greedy, logits, vocab_size=VOCAB_SIZE) for logits in sets]
         yield Case(f"greedy, {n} x {VOCAB_SIZE}", runs, partial(greedy_error, sets[0]), bytes=size)
         for top_k, top_p in ((0, 1.0), (50, 0.9), (0, 0.9)):
             parameters = (
@@ -379,8 +379,8 @@ def bench_sampling() -> Iterator[Case]:
 
 
 def greedy_error(logits: torch.Tensor) -> float:
-    token_ids, logprobs = sampling.greedy(logits, vocab_size=VOCAB_SIZE)
-    expected_ids, expected_logprobs = sampling.greedy_reference(logits, vocab_size=VOCAB_SIZE)
+    token_ids, logprobs = greedy.greedy(logits, vocab_size=VOCAB_SIZE)
+    expected_ids, expected_logprobs = greedy.greedy_reference(logits, vocab_size=VOCAB_SIZE)
     return float((token_ids != expected_ids).double().mean()) + relative_error(logprobs, expected_logprobs)
 
 
@@ -389,11 +389,11 @@ def drawn_elsewhere(logits: torch.Tensor, parameters: tuple[torch.Tensor, ...]) 
     token_ids = sampling.sample(logits, *parameters, vocab_size=VOCAB_SIZE)[0].long().unsqueeze(1)
     raw = logits.double()
     scaled = (raw - raw.amax(1, keepdim=True)) / parameters[0].unsqueeze(1)
-    mass = sampling.kept_mass_reference(scaled, *parameters[1:4])
+    mass = draw.kept_mass_reference(scaled, *parameters[1:4])
     share = mass / mass.sum(1, keepdim=True)
     upper = share.cumsum(1).gather(1, token_ids)
     lower = upper - share.gather(1, token_ids)
-    number = sampling.uniform_reference(*parameters[4:]).double().unsqueeze(1)
+    number = uniform.uniform_reference(*parameters[4:]).double().unsqueeze(1)
     inside = (lower - 1e-5 <= number) & (number <= upper + 1e-5) & (share.gather(1, token_ids) > 0)
     return float((~inside).double().mean())
 

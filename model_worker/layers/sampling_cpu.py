@@ -5,7 +5,8 @@ import math
 import torch
 
 from lightserve.kernels.penalties import forbid_reference, penalties_reference
-from lightserve.kernels.sampling import GREEDY_BELOW, uniform_reference
+from lightserve.kernels.sampling import GREEDY_BELOW
+from lightserve.kernels.uniform import uniform_reference
 
 # Rows are taken so many at a time: what is made of them stays in the cache and needs no fresh pages. The log-softmax of
 # 64 rows of 49,152 bfloat16 takes 15 ms of one core at once, 3 ms so.

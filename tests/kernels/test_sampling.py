@@ -1,17 +1,12 @@
-"""greedy and sample against their references, and against what a client may expect."""
+"""sample against its reference, and against what a client may expect."""
 
 import pytest
 import torch
 
-from lightserve.kernels.sampling import (
-    greedy,
-    greedy_reference,
-    kept_mass_reference,
-    sample,
-    sample_reference,
-    uniform_reference,
-)
-from tests.kernels.kit import DEVICE, DTYPES, assert_close, int32, randn
+from lightserve.kernels.draw import kept_mass_reference
+from lightserve.kernels.sampling import sample, sample_reference
+from lightserve.kernels.uniform import uniform_reference
+from tests.kernels.kit import DEVICE, assert_close, int32, randn
 
 
 def batch(
@@ -26,16 +21,6 @@ def batch(
         torch.full((n,), seed, dtype=torch.int64, device=DEVICE),
         torch.arange(n, dtype=torch.int32, device=DEVICE),
     )
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(0, 10), (1, 1), (5, 997), (2, 49152)])
-def test_greedy_equals_its_reference(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    logits = randn(*shape, dtype=dtype)
-    token_ids, logprobs = greedy(logits, vocab_size=shape[1])
-    expected_ids, expected_logprobs = greedy_reference(logits, vocab_size=shape[1])
-    assert torch.equal(token_ids, expected_ids)
-    assert_close(logprobs, expected_logprobs)
 
 
 FILTERS = [
@@ -99,23 +84,6 @@ def test_a_draw_depends_on_neither_neighbours_nor_place() -> None:
         assert alone.item() == together[i].item()
 
 
-def test_the_uniform_number_is_the_same_bits_in_torch_and_triton() -> None:
-    # of 2**24 equally likely tokens the draw is the number itself; of 4096 its first 12 bits
-    n, vocab_size = 16, 4096
-    seeds = torch.randint(0, 2**63 - 1, (n,), dtype=torch.int64, device=DEVICE)
-    positions = torch.randint(0, 2**31 - 1, (n,), dtype=torch.int32, device=DEVICE)
-    parameters = (*batch(n)[:4], seeds, positions)
-    token_ids, _ = sample(torch.zeros(n, vocab_size, device=DEVICE), *parameters, vocab_size=vocab_size)
-    assert torch.equal(token_ids.long(), (uniform_reference(seeds, positions) * vocab_size).long())
-
-
-def test_uniform_numbers_of_neighbouring_seeds_and_positions_look_independent() -> None:
-    grid = uniform_reference(torch.arange(200).repeat_interleave(200), torch.arange(200).repeat(200)).view(200, 200)
-    assert abs(grid.mean().item() - 0.5) < 0.005
-    assert abs(torch.corrcoef(torch.stack((grid[:-1].flatten(), grid[1:].flatten())))[0, 1].item()) < 0.02
-    assert abs(torch.corrcoef(torch.stack((grid[:, :-1].flatten(), grid[:, 1:].flatten())))[0, 1].item()) < 0.02
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 1e-4])
 @pytest.mark.parametrize("top_p", [1e-6, 1.0])
 def test_tiny_temperatures_and_extreme_logits_give_the_largest(temperature: float, top_p: float) -> None:
@@ -131,12 +99,8 @@ def test_a_broken_row_is_told_by_minus_one_and_harms_no_other(bad: float) -> Non
     logits, parameters = randn(3, 500), batch(3)
     whole, _ = sample(logits, *parameters, vocab_size=500)
     logits[1, 77] = bad
-    for token_ids, logprobs in (
-        sample(logits, *parameters, vocab_size=500),
-        sample_reference(logits, *parameters, vocab_size=500),
-        greedy(logits, vocab_size=500),
-        greedy_reference(logits, vocab_size=500),
-    ):
+    for draw in (sample, sample_reference):
+        token_ids, logprobs = draw(logits, *parameters, vocab_size=500)
         assert (token_ids[1].item(), logprobs[1].item()) == (-1, 0)
         assert (token_ids[[0, 2]] >= 0).all()
     assert torch.equal(sample(logits, *parameters, vocab_size=500)[0][[0, 2]], whole[[0, 2]])
@@ -145,13 +109,11 @@ def test_a_broken_row_is_told_by_minus_one_and_harms_no_other(bad: float) -> Non
 def test_a_row_of_nothing_but_minus_infinity_is_broken() -> None:
     logits = torch.full((1, 5), float("-inf"), device=DEVICE)
     assert sample(logits, *batch(1), vocab_size=5)[0].item() == -1
-    assert greedy(logits, vocab_size=5)[0].item() == -1
 
 
 def test_ids_beyond_the_tokenizer_are_never_chosen() -> None:
     logits = randn(16, 1024)
     logits[:, 1000:] = 50
-    assert greedy(logits, vocab_size=1000)[0].max() < 1000
     assert sample(logits, *batch(16, temperature=5), vocab_size=1000)[0].max() < 1000
 
 
@@ -171,4 +133,4 @@ def test_equals_at_the_threshold_are_all_kept() -> None:
 
 def test_narrow_logits_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 10"):
-        greedy(randn(2, 9), vocab_size=10)
+        sample(randn(2, 9), *batch(2), vocab_size=10)

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightserve.kernels.greedy import greedy_reference
 from lightserve.kernels.penalties import penalties_reference
-from lightserve.kernels.sampling import greedy_reference, sample_reference
+from lightserve.kernels.sampling import sample_reference
 from lightserve.model_worker.layers.sampling_cpu import CpuSamplingOps
 
 VOCAB = 300
