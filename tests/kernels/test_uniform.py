@@ -9,7 +9,7 @@ from tests.kernels.kit import DEVICE
 
 
 @triton.jit
-def _fill_kernel(seeds, positions, out):
+def _fill_kernel(seeds, positions, out):  # type: ignore[no-untyped-def]  # what a kernel takes has no Python types
     i = tl.program_id(0)
     tl.store(out + i, uniform(tl.load(seeds + i), tl.load(positions + i)))
 
