@@ -35,3 +35,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     min_new_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether what the request has seen changes its logits."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

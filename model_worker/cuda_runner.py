@@ -6,8 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from lightserve.ipc.messages import NewReq, StepResult, pack_int32, unpack_int32
-from lightserve.kernels.penalties import count_tokens
+from lightserve.ipc.messages import NewReq, StepResult, pack_int32
 from lightserve.model_worker.cuda_graph import Graph, Recorder
 from lightserve.model_worker.cuda_step import CudaStep
 from lightserve.model_worker.forward_batch import HostBatch
@@ -16,7 +15,6 @@ from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.model_worker.step_inputs import ForwardShape, Sampling, StepInputs, TailShape
 from lightserve.model_worker.step_memory import StepMemory
-from lightserve.model_worker.upload import upload
 
 # The router reads a step's result before it launches the step after the next; one more for good measure.
 _STEPS_IN_FLIGHT = 4
@@ -48,9 +46,8 @@ class CudaRunner:
         self._rows = rows
         self._params = params
         self._shapes = shapes
-        self._device = rows.next_token.device
         self._memories = [
-            StepMemory(inputs.num_words, inputs.most_sampled, self._device) for _ in range(_STEPS_IN_FLIGHT)
+            StepMemory(inputs.num_words, inputs.most_sampled, rows.next_token.device) for _ in range(_STEPS_IN_FLIGHT)
         ]
         self._next_memory = 0
         self._graphs: dict[ForwardShape | TailShape, Graph] = {}
@@ -61,9 +58,7 @@ class CudaRunner:
         """Take over the parameters of requests that enter the batch."""
         for req in new_reqs:
             self._params.enter(req)
-            if self._params.has_penalties[req.req_row]:
-                ids = upload(unpack_int32(req.ids), self._device)
-                count_tokens(self._step.token_counts, req.req_row, ids, req.prompt_len)
+            self._step.token_counts.enter(req)
 
     def run(self, step_id: int, batch: HostBatch) -> "CudaOutput":
         """Launch a batch of at least one token."""

@@ -23,6 +23,7 @@ from lightserve.model_worker.step_inputs import (
     forward_sections,
     tail_sections,
 )
+from lightserve.model_worker.token_counts import TokenCounts
 
 
 class CudaStep:
@@ -38,8 +39,7 @@ class CudaStep:
         dtype: Of hidden states.
 
     Attributes:
-        token_counts: [num_rows + 1, vocab_size] int32, what each row has seen (``kernels/penalties.py``); kept for rows
-            whose requests have penalties.
+        token_counts: What each row has seen.
     """
 
     def __init__(
@@ -61,8 +61,7 @@ class CudaStep:
         self._vocab_size = vocab_size
         self._hidden = torch.zeros(max_tokens, model.hidden_size, dtype=dtype, device=device)
         self._results = torch.zeros(2 * inputs.most_sampled, dtype=torch.int32, device=device)
-        # Not filled: a row is reset when a request that has penalties enters it.
-        self.token_counts = torch.empty(len(rows.next_token), vocab_size, dtype=torch.int32, device=device)
+        self.token_counts = TokenCounts(rows.num_rows, vocab_size, device)
 
     def forward(self, shape: ForwardShape) -> None:
         """Run the model on the batch in the device's words; keep the hidden states for the tail."""
@@ -104,14 +103,14 @@ class CudaStep:
             req_rows,
             self._rows.next_token,
             out=self.results(shape),
-            token_counts=self.token_counts if shape.sampling is Sampling.ADJUST else None,
+            token_counts=self.token_counts.counts if shape.sampling is Sampling.ADJUST else None,
         )
 
     def _adjusted(self, logits: torch.Tensor, words: torch.Tensor, shape: TailShape) -> torch.Tensor:
         sections = tail_sections(shape, self._inputs.forbidden_width)
         scores = penalties(
             logits[:, : self._vocab_size],
-            self.token_counts,
+            self.token_counts.counts,
             words[sections.sampled_rows],
             words[sections.repetition].view(torch.float32),
             words[sections.presence].view(torch.float32),

@@ -17,6 +17,7 @@ class ReqRows:
         max_req_total_len: Width of the Token Table.
 
     Attributes:
+        num_rows: Most running requests.
         req_to_slots: [num_rows + 1, max_req_total_len] int32, the Token Table: slot of each position. Entries at or
             beyond a row's length are stale, but some slot's.
         next_token: [num_rows + 1] int32, the id sampled last; -1 when that failed.
@@ -25,6 +26,7 @@ class ReqRows:
     """
 
     def __init__(self, num_rows: int, max_req_total_len: int, device: torch.device) -> None:
+        self.num_rows = num_rows
         self.req_to_slots = torch.zeros(num_rows + 1, max_req_total_len, dtype=torch.int32, device=device)
         self.next_token = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
         self.seq_lens = np.zeros(num_rows + 1, dtype=np.int32)
@@ -40,8 +42,8 @@ class ReqRows:
         Raises:
             InvariantError: The row is taken or not ours.
         """
-        if req.req_row in self._ids or not 0 <= req.req_row < len(self.seq_lens) - 1:
-            raise InvariantError(f"row {req.req_row} is taken or outside the {len(self.seq_lens) - 1} rows")
+        if req.req_row in self._ids or not 0 <= req.req_row < self.num_rows:
+            raise InvariantError(f"row {req.req_row} is taken or outside the {self.num_rows} rows")
         cached_slots = unpack_int32(req.cached_slots)
         self._ids[req.req_row] = unpack_int32(req.ids)
         self.seq_lens[req.req_row] = len(cached_slots)

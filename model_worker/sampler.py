@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lightserve.ipc.messages import NewReq, unpack_int32
-from lightserve.kernels.penalties import count_sampled, count_tokens
+from lightserve.ipc.messages import NewReq
+from lightserve.kernels.penalties import count_sampled
 from lightserve.model_worker.forward_batch import ForwardBatch, Int32Array
 from lightserve.model_worker.layers.sampling_cpu import CpuSamplingOps
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
+from lightserve.model_worker.token_counts import TokenCounts
 from lightserve.model_worker.upload import upload
 
 
@@ -32,16 +33,13 @@ class Sampler:
         self._ops = ops
         self._device = device
         self._params = SamplingRows(num_rows, eos_token_ids)
-        # Not filled: a row is reset when a request that has penalties enters it.
-        self._token_counts = torch.empty(num_rows + 1, vocab_size, dtype=torch.int32, device=device)
+        self._token_counts = TokenCounts(num_rows, vocab_size, device)
 
     def enter(self, new_reqs: Sequence[NewReq]) -> None:
         """Take over the parameters of requests that enter the batch."""
         for req in new_reqs:
             self._params.enter(req)
-            if self._params.has_penalties[req.req_row]:
-                ids = upload(unpack_int32(req.ids), self._device)
-                count_tokens(self._token_counts, req.req_row, ids, req.prompt_len)
+            self._token_counts.enter(req)
 
     def sample(self, logits: torch.Tensor, batch: ForwardBatch, rows: ReqRows) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose one id per sampled token of the batch.
@@ -92,7 +90,7 @@ class Sampler:
     def _penalise(self, scores: torch.Tensor, req_rows: Int32Array) -> torch.Tensor:
         return self._ops.penalties(
             scores,
-            self._token_counts,
+            self._token_counts.counts,
             upload(req_rows, self._device),
             upload(self._params.repetition[req_rows], self._device),
             upload(self._params.presence[req_rows], self._device),
@@ -103,4 +101,4 @@ class Sampler:
         penalised = np.flatnonzero(self._params.has_penalties[batch.host.sampled_rows])
         if len(penalised):
             members = upload(penalised, self._device)
-            count_sampled(self._token_counts, batch.sampled_rows[members], token_ids[members])
+            count_sampled(self._token_counts.counts, batch.sampled_rows[members], token_ids[members])

@@ -9,7 +9,6 @@ from lightserve.ipc.messages import NewReq
 from lightserve.kernels.sampling import GREEDY_BELOW
 from lightserve.model_worker.forward_batch import HostBatch, Int32Array
 from lightserve.model_worker.req_rows import ReqRows
-from lightserve.sampling_params import SamplingParams
 
 
 class SamplingRows:
@@ -59,7 +58,7 @@ class SamplingRows:
         self.frequency[row] = params.frequency_penalty
         self.seeds[row] = params.seed
         self.is_greedy[row] = params.temperature < GREEDY_BELOW
-        self.has_penalties[row] = _has_penalties(params)
+        self.has_penalties[row] = params.has_penalties
         self._min_new_tokens[row] = params.min_new_tokens
         self._stop_token_ids[row] = params.stop_token_ids
 
@@ -88,7 +87,3 @@ class SamplingRows:
         for index, ids in lists.items():
             padded[index, : len(ids)] = ids
         return padded
-
-
-def _has_penalties(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
