@@ -16,8 +16,8 @@ from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.model_worker.step_inputs import ForwardShape, Sampling, StepInputs, TailShape
 from lightserve.model_worker.step_memory import StepMemory
 
-# The router reads a step's result before it launches the step after the next; one more for good measure.
-_STEPS_IN_FLIGHT = 4
+# Step n + 1 is launched before the result of step n is read, step n + 2 after it (``WorkerService.exposed_step``).
+_STEPS_IN_FLIGHT = 2
 
 
 class CudaRunner:
