@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightserve.ipc.messages import NewReq, StepPlan, pack_int32, unpack_int32
 from lightserve.model_worker.cuda_runner import CudaRunner
 from lightserve.model_worker.engine import Engine
 from lightserve.sampling_params import SamplingParams
@@ -82,3 +83,12 @@ def test_ids_without_text_are_never_sampled(folder: Path) -> None:
     hot = SamplingParams(4, temperature=5.0, seed=1)
     sampled = [token_id for req in generate(engine, random_prompts([4, 4], 60), hot) for token_id in req.output_ids]
     assert max(sampled) < 60
+
+
+def test_a_steps_result_outlives_the_launch_of_the_next(folder: Path) -> None:
+    engine, (prompt,) = open_cuda_engine(folder, graphs=False), random_prompts([3])
+    expected = generate(open_engine(folder), [prompt], SamplingParams(2, temperature=0.0))[0].output_ids
+    row, new = pack_int32([0]), NewReq(0, pack_int32(prompt), 3, b"", GREEDY)
+    first = engine.step(StepPlan(0, b"", [new], b"", row, pack_int32([0]), pack_int32([3]), pack_int32([4, 5, 6])))
+    second = engine.step(StepPlan(1, b"", [], row, b"", b"", b"", pack_int32([7])))
+    assert [unpack_int32(step.result().token_ids).tolist() for step in (first, second)] == [[i] for i in expected]
