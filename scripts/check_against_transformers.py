@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from recording_model import RecordingModel
 
 from lightserve.boot import Boot
 from lightserve.config import ServerConfig
@@ -19,10 +20,8 @@ from lightserve.default_model import fetch_default_model
 from lightserve.gguf_tokenizer import export_gguf_tokenizer
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.cpu_loading import load_cpu_engine
-from lightserve.model_worker.cpu_runner import CpuEngine, CpuModel
+from lightserve.model_worker.cpu_runner import CpuEngine
 from lightserve.model_worker.engine import Engine, Runner
-from lightserve.model_worker.layers.cpu_backend import CpuBackend
-from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.model_worker.offline import OfflineBatch
 from lightserve.sampling_params import SamplingParams
 from lightserve.tokenizer import Tokenizer
@@ -40,19 +39,6 @@ PROMPTS = (
 NUM_TOKENS = 64
 LOGITS_TOLERANCE = 1e-3
 POOL = 4096
-
-
-class RecordingModel(LlamaModel[CpuBackend]):
-    """A model that keeps the logits it gives."""
-
-    def __init__(self, model: CpuModel) -> None:
-        self.__dict__.update(model.__dict__)
-        self.recorded: list[torch.Tensor] = []
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden states to logits, and keep them."""
-        self.recorded.append(super().logits(hidden))
-        return self.recorded[-1]
 
 
 def main() -> int:

@@ -1,14 +1,16 @@
 """The engine against transformers on tiny random models, in float32."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from recording_model import RecordingModel
 
 from lightserve.model_worker.cpu_runner import CpuEngine
 from tests.model_worker.references import make_reference, reference_greedy
-from tests.model_worker.tiny_engine import first_logits, greedy, open_engine, random_prompts
+from tests.model_worker.tiny_engine import greedy, open_engine, random_prompts
 
 LENGTHS = (1, 5, 17, 40, 3)
 YARN = {
@@ -44,6 +46,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
 }
+
+
+def first_logits(engine: CpuEngine, prompt_ids: Sequence[int], *, chunk: int = 512) -> torch.Tensor:
+    """[columns], logits after the prompt."""
+    plain = engine.runner.model
+    engine.runner.model = recording = RecordingModel(plain)
+    greedy(engine, [prompt_ids], 1, chunk=chunk)
+    engine.runner.model = plain
+    return recording.recorded[0][0]
 
 
 @pytest.mark.parametrize("name", MODELS)

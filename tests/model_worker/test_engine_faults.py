@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from recording_model import RecordingModel
 
 from lightserve.errors import InvariantError
 from lightserve.ipc.messages import StepPlan
@@ -15,7 +16,7 @@ from lightserve.model_worker.layers.cpu_backend import CpuBackend
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.sampling_params import SamplingParams
 from tests.model_worker.references import make_reference
-from tests.model_worker.tiny_engine import RecordingModel, generate, greedy, open_engine, random_prompts
+from tests.model_worker.tiny_engine import generate, greedy, open_engine, random_prompts
 
 POISON = 100  # the id whose embedding is not a number
 GREEDY = SamplingParams(8, temperature=0.0)

@@ -8,11 +8,9 @@ import torch
 
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.cpu_loading import load_cpu_model, make_cpu_engine
-from lightserve.model_worker.cpu_runner import CpuEngine, CpuModel
+from lightserve.model_worker.cpu_runner import CpuEngine
 from lightserve.model_worker.engine import Engine, Runner
-from lightserve.model_worker.layers.cpu_backend import CpuBackend
 from lightserve.model_worker.loading import EngineLimits
-from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.model_worker.offline import OfflineBatch, OfflineReq
 from lightserve.model_worker.tensor_parallel import Ranks, SingleRank
 from lightserve.sampling_params import SamplingParams
@@ -59,25 +57,3 @@ def random_prompts(lengths: Sequence[int], vocab_size: int = 131) -> list[list[i
     """Prompts of these lengths."""
     generator = np.random.default_rng(1)
     return [generator.integers(3, vocab_size, length).tolist() for length in lengths]
-
-
-class RecordingModel(LlamaModel[CpuBackend]):
-    """A model that keeps the logits it gives."""
-
-    def __init__(self, model: CpuModel) -> None:
-        self.__dict__.update(model.__dict__)
-        self.recorded: list[torch.Tensor] = []
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden states to logits, and keep them."""
-        self.recorded.append(super().logits(hidden))
-        return self.recorded[-1]
-
-
-def first_logits(engine: CpuEngine, prompt_ids: Sequence[int], *, chunk: int = 512) -> torch.Tensor:
-    """[columns], logits after the prompt."""
-    plain = engine.runner.model
-    engine.runner.model = recording = RecordingModel(plain)
-    greedy(engine, [prompt_ids], 1, chunk=chunk)
-    engine.runner.model = plain
-    return recording.recorded[0][0]
