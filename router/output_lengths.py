@@ -1,12 +1,8 @@
 """How long answers get: the survival function of recent output lengths."""
 
-from typing import TypeAlias
-
 import numpy as np
-import numpy.typing as npt
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
+from lightserve.router.arrays import FloatArray, IntArray
 
 
 class OutputLengths:

@@ -14,16 +14,13 @@ the chance of an overflow.
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lightserve.router.admission import NOBODY, Admission, Claim
+from lightserve.router.arrays import BoolArray, FloatArray, IntArray
 from lightserve.router.output_lengths import OutputLengths
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _EVERYBODY = -2  # pays for what several share
 _WINDOW = 2000
@@ -174,7 +171,6 @@ class PastFutureAdmission(Admission):
         self._births[row] = claim.prompt_step - claim.num_produced
         self._demand = None
 
-    # ---- demand ----
     def _running_demand(self) -> _Demand:
         if self._demand is None:
             rows = np.flatnonzero(self._is_running)
@@ -194,7 +190,7 @@ class PastFutureAdmission(Admission):
         steps_left: IntArray,
         produced: IntArray,
         produced_before: IntArray,
-        is_certain: npt.NDArray[np.bool_],
+        is_certain: BoolArray,
     ) -> _Demand:
         """Add up what requests will need, each array [num_reqs].
 
@@ -236,7 +232,7 @@ class PastFutureAdmission(Admission):
         steps_left: IntArray,
         produced: IntArray,
         produced_before: IntArray,
-        is_certain: npt.NDArray[np.bool_],
+        is_certain: BoolArray,
     ) -> npt.NDArray[np.float32]:
         """Tell the chance that a request still runs; arguments as for ``_demand_of``; [num_reqs, num_times]."""
         last = len(self._survival) - 1

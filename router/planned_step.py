@@ -2,17 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from lightserve.ipc.messages import StepPlan
-from lightserve.router.arrays import IdArray, RowArray, SlotArray
+from lightserve.router.arrays import BoolArray, IdArray, IntArray, RowArray, SlotArray
 from lightserve.router.batch import Batch
 from lightserve.router.request import Req
-
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 NO_LENS: IdArray = np.zeros(0, dtype=np.int32)
 
@@ -63,8 +59,8 @@ class PlannedStep:
     planned_at: float
     num_prompt_tokens: int
     rows: RowArray
-    req_ids: npt.NDArray[np.int64]
-    stays: npt.NDArray[np.int64]
+    req_ids: IntArray
+    stays: IntArray
     positions: IdArray
     is_last: BoolArray
     cached_lens: IdArray

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,18 +34,16 @@ from lightserve.ipc.messages import (
     unpack_int32,
 )
 from lightserve.router.admission import Admission, Claim
-from lightserve.router.arrays import IdArray, RowArray, SlotArray
+from lightserve.router.arrays import BoolArray, FinishArray, IdArray, RowArray, SlotArray
 from lightserve.router.batch import Batch
 from lightserve.router.deadlines import Deadlines
 from lightserve.router.limits import Limits
-from lightserve.router.planned_step import NO_LENS, BoolArray, Chunk, PlannedStep
+from lightserve.router.planned_step import NO_LENS, Chunk, PlannedStep
 from lightserve.router.prefix_cache import Match, Node, PrefixCache
 from lightserve.router.request import Req
 from lightserve.router.slots import SlotAllocator
 from lightserve.router.step_times import StepTimes
 from lightserve.router.waiting_queue import WaitingQueue
-
-FinishArray: TypeAlias = npt.NDArray[np.uint8]
 
 _MAX_PASSES = 64
 _LOOKAHEAD = 4

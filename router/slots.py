@@ -3,10 +3,9 @@
 import heapq
 
 import numpy as np
-import numpy.typing as npt
 
 from lightserve.errors import InvariantError
-from lightserve.router.arrays import SlotArray
+from lightserve.router.arrays import BoolArray, SlotArray
 
 # Shorter runs are not worth knowing: such slots are handed out one by one.
 _MIN_RUN = 32
@@ -112,11 +111,10 @@ class SlotAllocator:
         self._enqueue(slots[~self._is_queued[slots]])
         self._note_runs(slots)
 
-    def free_mask(self) -> npt.NDArray[np.bool_]:
+    def free_mask(self) -> BoolArray:
         """Tell for each slot whether it is free: a copy, [num_slots] bool."""
         return self._is_free[:-1].copy()
 
-    # ---- taking ----
     def _mark_taken(self, slots: SlotArray) -> None:
         self._is_free[slots] = False
         self.num_free -= len(slots)
@@ -163,7 +161,6 @@ class SlotAllocator:
         self._is_queued[slots] = True
         self._queue_len += len(slots)
 
-    # ---- runs ----
     def _take_run(self, num_tokens: int, room: int) -> int | None:
         """Find a run for so many tokens; return where they begin. What is left of it is known on."""
         run = self._pop_run(num_tokens)
@@ -223,7 +220,6 @@ class SlotAllocator:
         heapq.heapify(self._runs)
         self._num_freed = 0
 
-    # ---- checks ----
     def _check_enough(self, num_slots: int) -> None:
         if num_slots > self.num_free:
             raise InvariantError(f"{num_slots} slots asked for, {self.num_free} of {self.num_slots} are free")
