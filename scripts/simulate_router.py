@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from benchmark.traces import TraceRow, read_trace
 from router_simulation.clients import Clients, FloatArray
-from router_simulation.modelled_worker import EOS_ID, ModelledWorker, StepModel, VirtualClock
+from router_simulation.modelled_worker import EOS_ID, KnownLengths, ModelledWorker, StepModel, VirtualClock
 from router_simulation.simulation import POLICIES, Goal, Simulation, draw_plot
 
 from lightserve.router.limits import Limits
@@ -30,8 +30,9 @@ def main() -> None:
     clock = VirtualClock()
     clients = Clients(rows, _arrivals(rows, args, rng), clock, args.max_new_tokens, args.max_concurrency)
     limits = _limits(rows, args)
-    output_lens = np.array([row.output_len for row in rows])
-    worker = ModelledWorker(StepModel.read(args.step_model), clock, output_lens, limits.running_max_req_size)
+    num_rows = limits.running_max_req_size
+    answer_ids = KnownLengths(np.array([row.output_len for row in rows]), num_rows)
+    worker = ModelledWorker(StepModel.read(args.step_model), clock, answer_ids, num_rows)
     simulation = Simulation(args.router_policy, limits, args.max_overflow_prob, clients, worker, clock)
     simulation.run(lambda num_ended: print(f"\r{num_ended}/{len(rows)}", end="", file=sys.stderr))
     report = {

@@ -138,7 +138,7 @@ def summarize(outcomes: Sequence[Outcome], prompts: Sequence[Prompt], limits: La
         goodput=sum(_is_good(t, limits) for t in timings) / duration_s if limits.given else None,
         ttft_ms=_distribution([t.ttft_ms for t in timings]),
         tpot_ms=_distribution([t.tpot_ms for t in timings if t.tpot_ms is not None]),
-        itl_ms=_weighted_distribution(timings),
+        itl_ms=weighted_distribution([t.itl_ms for t in timings], [t.itl_weights for t in timings]),
         e2e_ms=_distribution([t.e2e_ms for t in timings]),
     )
 
@@ -146,7 +146,7 @@ def summarize(outcomes: Sequence[Outcome], prompts: Sequence[Prompt], limits: La
 def time_request(outcome: Outcome, prompt_len: int) -> Timing:
     """Compute the latencies of a request that is done."""
     times = np.frombuffer(outcome.chunk_times) * 1e3
-    tokens = _chunk_tokens(outcome)
+    tokens = chunk_tokens(outcome)
     gaps, later = np.diff(times), tokens[1:]
     brought = later > 0
     num_later = float(later.sum())
@@ -168,7 +168,7 @@ def _output_tokens(outcome: Outcome) -> int:
     return round(float(np.frombuffer(outcome.chunk_events).sum()))
 
 
-def _chunk_tokens(outcome: Outcome) -> Floats:
+def chunk_tokens(outcome: Outcome) -> Floats:
     """Return [num_reads] tokens of each read: exact where usage came with every event, else the total spread evenly."""
     usage, events = np.frombuffer(outcome.chunk_usage), np.frombuffer(outcome.chunk_events)
     if usage[0] > 0:
@@ -192,11 +192,12 @@ def _distribution(values: list[float]) -> Distribution | None:
     return Distribution(float(np.mean(values)), float(p50), float(p90), float(p99))
 
 
-def _weighted_distribution(timings: list[Timing]) -> Distribution | None:
-    values = np.concatenate([t.itl_ms for t in timings]) if timings else np.empty(0)
+def weighted_distribution(parts: list[Floats], part_weights: list[Floats]) -> Distribution | None:
+    """Sum up the values of all parts, each of which counts as often as its weight says; None when there are none."""
+    values = np.concatenate(parts) if parts else np.empty(0)
     if not values.size:
         return None
-    weights = np.concatenate([t.itl_weights for t in timings])
+    weights = np.concatenate(part_weights)
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
     # The smallest value that at least this share of the tokens did not exceed.

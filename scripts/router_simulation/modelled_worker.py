@@ -1,14 +1,14 @@
 """A model worker that computes nothing and takes its time: how long a step lasts is a formula."""
 
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from lightserve.ipc.messages import StepPlan, StepResult, count_int32, pack_float32, pack_int32, unpack_int32
-from lightserve.router.arrays import RowArray
+from lightserve.ipc.messages import NewReq, StepPlan, StepResult, count_int32, pack_float32, pack_int32, unpack_int32
+from lightserve.router.arrays import IdArray, RowArray
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -50,6 +50,17 @@ class StepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class Clock(Protocol):
+    """Some time or other, in seconds."""
+
+    @property
+    def now_s(self) -> float:
+        """Tell the time."""
+
+    def wait_until(self, at_s: float) -> None:
+        """Return at that time, or at once if it has passed."""
+
+
 class VirtualClock:
     """The simulation's time."""
 
@@ -60,24 +71,58 @@ class VirtualClock:
         """Tell the time."""
         return self.now_s
 
+    def wait_until(self, at_s: float) -> None:
+        """Put the time forward."""
+        self.now_s = max(self.now_s, at_s)
 
-class ModelledWorker:
-    """Runs plans one behind another on the virtual clock, each for its time.
+
+class AnswerIds(Protocol):
+    """Chooses what is sampled."""
+
+    def enter(self, new: NewReq) -> None:
+        """Take notice of a request that enters the batch."""
+
+    def choose(self, rows: RowArray, num_ids: IntArray) -> IdArray:
+        """Choose an id for each of [n] rows, whose prompt and output will then be ``num_ids`` long, [n]."""
+
+
+class KnownLengths:
+    """Always the same id, until a request has come to its end.
 
     Args:
-        model: How long that is.
-        clock: Put forward to the time at which a result is there.
         output_lens: [num_requests] where each request really ends; a request's seed is its number.
         num_rows: Rows of the batch.
     """
 
-    def __init__(self, model: StepModel, clock: VirtualClock, output_lens: IntArray, num_rows: int) -> None:
+    def __init__(self, output_lens: IntArray, num_rows: int) -> None:
+        self._output_lens = output_lens
+        self._final_lens = np.zeros(num_rows, dtype=np.int64)  # num_ids when the end-of-sequence id is sampled
+
+    def enter(self, new: NewReq) -> None:
+        """Look up where it ends."""
+        self._final_lens[new.req_row] = new.prompt_len + self._output_lens[new.sampling.seed]
+
+    def choose(self, rows: RowArray, num_ids: IntArray) -> IdArray:
+        """End who has come to its end."""
+        return np.where(num_ids == self._final_lens[rows], EOS_ID, OTHER_ID).astype(np.int32)
+
+
+class ModelledWorker:
+    """Runs plans one behind another, each for its time.
+
+    Args:
+        model: How long that is.
+        clock: Waits for the time at which a result is there.
+        answer_ids: What is sampled.
+        num_rows: Rows of the batch.
+    """
+
+    def __init__(self, model: StepModel, clock: Clock, answer_ids: AnswerIds, num_rows: int) -> None:
         self._model = model
         self._clock = clock
-        self._output_lens = output_lens
+        self._answer_ids = answer_ids
         self._seq_lens = np.zeros(num_rows, dtype=np.int64)  # positions written
         self._num_ids = np.zeros(num_rows, dtype=np.int64)  # prompt and what has been sampled
-        self._final_lens = np.zeros(num_rows, dtype=np.int64)  # num_ids when the end-of-sequence id is sampled
         self._free_at_s = 0.0
         self._pending: StepResult | None = None
         self._pending_at_s = 0.0
@@ -96,7 +141,7 @@ class ModelledWorker:
         """Return the last result, as soon as it is there."""
         result, self._pending = self._pending, None
         if result is not None:
-            self._clock.now_s = max(self._clock.now_s, self._pending_at_s)
+            self._clock.wait_until(self._pending_at_s)
         return result
 
     def _advance(self, plan: StepPlan) -> float:
@@ -104,7 +149,7 @@ class ModelledWorker:
         for new in plan.new_reqs:
             self._seq_lens[new.req_row] = count_int32(new.cached_slots)
             self._num_ids[new.req_row] = count_int32(new.ids)
-            self._final_lens[new.req_row] = new.prompt_len + self._output_lens[new.sampling.seed]
+            self._answer_ids.enter(new)
         decode_rows, prefill_rows = unpack_int32(plan.decode_rows), unpack_int32(plan.prefill_rows)
         self._seq_lens[decode_rows] += 1
         num_context_tokens = int(self._seq_lens[decode_rows].sum())
@@ -118,5 +163,5 @@ class ModelledWorker:
         ending = prefill_rows[self._seq_lens[prefill_rows] == self._num_ids[prefill_rows]]
         rows: RowArray = np.concatenate([unpack_int32(plan.decode_rows), ending])
         self._num_ids[rows] += 1
-        token_ids = np.where(self._num_ids[rows] == self._final_lens[rows], EOS_ID, OTHER_ID)
+        token_ids = self._answer_ids.choose(rows, self._num_ids[rows])
         return StepResult(plan.step_id, pack_int32(token_ids), pack_float32(np.zeros(len(rows))))
