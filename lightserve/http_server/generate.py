@@ -5,6 +5,7 @@ otherwise, as LightLLM has it, and then the answer is greedy whatever ``temperat
 model produced, an end-of-sequence id included, whether or not its text is shown.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from lightserve.http_server.replies import StreamedReply, WholeReply
 from lightserve.http_server.sampling_fields import Limit, SamplingFields, Stops
 from lightserve.http_server.sse import lightllm_event
 from lightserve.http_server.unsupported import refuse_unsupported
-from lightserve.ipc.messages import ErrorInfo, TextEvent, unpack_float32, unpack_int32
+from lightserve.ipc.messages import ErrorInfo, TextEvent, list_float32, list_int32
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -116,7 +117,7 @@ class GenerateStreamFormat:
 
     def write(self, events: list[TextEvent], first_req_id: int) -> bytes:
         """Write what has come."""
-        return b"".join(lightllm_event(event) for each in events for event in self._stream_events(each))
+        return b"".join([lightllm_event(event) for each in events for event in self._stream_events(each)])
 
     def end(self) -> bytes:
         """Write nothing: the last event says that it is."""
@@ -126,20 +127,18 @@ class GenerateStreamFormat:
         """Write an error event."""
         return lightllm_event(error_body(error))
 
-    def _stream_events(self, event: TextEvent) -> list[StreamEvent]:
+    def _stream_events(self, event: TextEvent) -> Iterator[StreamEvent]:
         if not (event.token_ids or event.text or event.finish_reason):
-            return []
-        token_ids = unpack_int32(event.token_ids).tolist() or [-1]  # -1: text or an end without a new token
-        logprobs = unpack_float32(event.logprobs).tolist() or [None]
-        *before, last = zip(token_ids, logprobs, strict=True)
-        return [
-            *(StreamEvent(self._token(token_id, "", logprob)) for token_id, logprob in before),
-            StreamEvent(
-                self._token(last[0], event.text, last[1]),
-                finished=event.finish_reason is not None,
-                finish_reason=event.finish_reason,
-            ),
-        ]
+            return
+        token_ids = list_int32(event.token_ids) or [-1]  # -1: text or an end without a new token
+        logprobs: Sequence[float | None] = list_float32(event.logprobs) or [None]
+        for token_id, logprob in zip(token_ids[:-1], logprobs[:-1], strict=True):
+            yield StreamEvent(self._token(token_id, "", logprob))
+        yield StreamEvent(
+            self._token(token_ids[-1], event.text, logprobs[-1]),
+            finished=event.finish_reason is not None,
+            finish_reason=event.finish_reason,
+        )
 
     def _token(self, token_id: int, text: str, logprob: float | None) -> StreamToken:
         self._num_tokens += token_id >= 0

@@ -12,7 +12,32 @@ from lightserve.errors import RequestError
 from lightserve.http_server.error_reply import error_reply
 from lightserve.http_server.limits import LOST_CLIENT_S, MAX_HEAD_BYTES, MAX_PIPELINED, REQUEST_TIMEOUT_S
 
+PART_WRITER = "lightserve.part_writer"
+
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+
+
+class PartWriter:
+    """Writes parts of a chunked reply as ``send`` does, but without a coroutine: most tokens need not wait.
+
+    It is the ``writer`` of a scope's extension ``PART_WRITER``.
+
+    Args:
+        cycle: Of the request, whose head has been sent when the first part is written.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the client is there and reads; if not, ``send`` knows what to do."""
+        cycle = self._cycle
+        return not (cycle.flow.write_paused or cycle.disconnected or cycle.transport.is_closing())
+
+    def write(self, part: bytes) -> None:
+        """Write a part that is not empty."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -82,6 +107,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
+        cycle.scope["extensions"] = {PART_WRITER: {"writer": PartWriter(cycle)}}
         super()._start_asgi_task(cycle, app)
 
     def _read_on(self) -> None:

@@ -62,17 +62,22 @@ class Mailroom:
     async def _receive(self) -> None:
         while True:
             # All that is there at once: a client then gets one chunk for several steps when this process is behind.
-            self._handle(await self._inbox.receive())
-            for message in self._inbox.drain():
+            messages = [await self._inbox.receive(), *self._inbox.drain()]
+            self._deliver([message for message in messages if isinstance(message, TextMsg)])
+            for message in messages:
                 self._handle(message)
             await asyncio.sleep(0)  # a message that is there already is received without letting anybody else run
+
+    def _deliver(self, messages: list[TextMsg]) -> None:
+        if messages:
+            self._front.streams.heard()
+            self._front.streams.deliver([event for message in messages for event in message.events])
 
     def _handle(self, message: HttpInbox) -> None:
         front = self._front
         match message:
             case TextMsg():
-                front.streams.heard()
-                front.streams.deliver(message.events)
+                pass  # delivered, together with the others
             case LoadMsg():
                 front.streams.heard()
                 front.status.load = message

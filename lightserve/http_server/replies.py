@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from lightserve.http_server.answer import Answer
 from lightserve.http_server.choice import Choice
 from lightserve.http_server.error_reply import error_reply
+from lightserve.http_server.http_protocol import PART_WRITER, PartWriter
 from lightserve.http_server.sse import HEADERS
 from lightserve.http_server.stream import ClientGoneError, GenerationError, LiveStream, Stream
 from lightserve.http_server.streams import Streams
@@ -63,7 +64,24 @@ class StreamedReply(Response):
                     return
                 else:
                     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                    self._write_directly(stream, scope)
                     await self._send_events(stream, events, send)
+
+    def _write_directly(self, stream: LiveStream, scope: Scope) -> None:
+        """Let events go out without waking this task, where the server can: that is most of what a token costs."""
+        writer: PartWriter | None = scope.get("extensions", {}).get(PART_WRITER, {}).get("writer")
+        if writer is None:
+            return
+
+        def write(events: list[TextEvent]) -> bool:
+            if not writer.is_ready:
+                return False
+            part = self._format.write(events, stream.first_req_id)
+            if part:
+                writer.write(part)
+            return True
+
+        stream.write_with(write)
 
     async def _send_events(self, stream: LiveStream, events: list[TextEvent], send: Send) -> None:
         try:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -83,7 +83,7 @@ class Stream(ABC):
         self._wake()
 
     def push(self, event: TextEvent) -> None:
-        """Take in one event."""
+        """Take in one event; ``flush`` follows when there are no more for now."""
         if event.error is not None:
             self._end(event.req_id, _reason(event.error))
             self.fail(event.error)
@@ -97,6 +97,9 @@ class Stream(ABC):
             self._end(event.req_id, event.finish_reason)
         if self._failure is None:
             self._take(event)
+
+    def flush(self) -> None:
+        """Let whoever waits have what has been pushed."""
         if self._ready():
             self._wake()
 
@@ -169,12 +172,28 @@ class LiveStream(Stream):
     def __init__(self, owner: StreamOwner, first_req_id: int, choices: Sequence[Choice]) -> None:
         super().__init__(owner, first_req_id, choices)
         self._events: list[TextEvent] = []
-        self._unread_tokens = 0
+        self._num_read_tokens = 0
+        self._write: Callable[[list[TextEvent]], bool] | None = None
 
     @property
     def exhausted(self) -> bool:
         """All has been received, and it ended well: another ``receive`` would wait for ever."""
         return self.finished and not self._events and self._failure is None
+
+    def write_with(self, write: Callable[[list[TextEvent]], bool]) -> None:
+        """Spare whoever waits in ``receive`` from waking up for every event.
+
+        Args:
+            write: Writes events at once, but for the last ones; False: it cannot, and ``receive`` returns them.
+        """
+        self._write = write
+
+    def flush(self) -> None:
+        """Write what has been pushed, or let ``receive`` return it."""
+        if self._may_write_now and self._write is not None and self._write(self._events):
+            self._take_events()
+        else:
+            super().flush()
 
     async def receive(self) -> list[TextEvent]:
         """Wait for events and return all that have come.
@@ -186,14 +205,22 @@ class LiveStream(Stream):
         await self._until_ready()
         if self._failure is not None and not self._events:
             raise GenerationError(self._failure)
+        return self._take_events()
+
+    @property
+    def _may_write_now(self) -> bool:
+        """Whether there is something, the end is not among it, and nothing before it is still being written."""
+        is_waiting = self._waiter is not None and not self._waiter.done()
+        return is_waiting and bool(self._events and self._running)
+
+    def _take_events(self) -> list[TextEvent]:
         events, self._events = self._events, []
-        self._unread_tokens = 0
+        self._num_read_tokens = self._num_tokens
         return events
 
     def _take(self, event: TextEvent) -> None:
         self._events.append(event)
-        self._unread_tokens += num_tokens(event)
-        if self._unread_tokens > MAX_UNREAD_TOKENS and self._failure is None:
+        if self._num_tokens - self._num_read_tokens > MAX_UNREAD_TOKENS and self._failure is None:
             self.fail(_SLOW_CLIENT)
             self.close()  # whoever reads may be stuck in a write: free the slots now
 

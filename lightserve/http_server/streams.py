@@ -66,8 +66,9 @@ class Streams:
         return stream
 
     def deliver(self, events: list[TextEvent]) -> None:
-        """Hand one step's events to their streams."""
+        """Hand events of one step, or of several, to their streams."""
         num_generated = 0
+        touched: dict[Stream, None] = {}
         for event in events:
             ended = event.finish_reason is not None or event.error is not None
             stream = self._by_req_id.pop(event.req_id, None) if ended else self._by_req_id.get(event.req_id)
@@ -75,6 +76,9 @@ class Streams:
                 continue  # its client left; the abort is on its way
             num_generated += num_tokens(event)
             stream.push(event)
+            touched[stream] = None
+        for stream in touched:
+            stream.flush()
         self.metrics.generated_tokens.inc(num_generated)
 
     def heard(self) -> None:

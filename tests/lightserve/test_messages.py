@@ -32,6 +32,8 @@ from lightserve.ipc.messages import (
     TextMsg,
     TextParams,
     TokensMsg,
+    list_float32,
+    list_int32,
     pack_float32,
     pack_int32,
     pack_int64,
@@ -143,7 +145,7 @@ def test_a_worker_reply_arrives_unchanged(reply: StepResult | LoadReply) -> None
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)))
 def test_int32_arrays_are_packed_without_loss(values: list[int]) -> None:
-    assert unpack_int32(pack_int32(values)).tolist() == values
+    assert unpack_int32(pack_int32(values)).tolist() == list_int32(pack_int32(values)) == values
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)))
@@ -153,7 +155,7 @@ def test_int64_arrays_are_packed_without_loss(values: list[int]) -> None:
 
 @given(st.lists(st.floats(width=32, allow_nan=False)))
 def test_float32_arrays_are_packed_without_loss(values: list[float]) -> None:
-    assert unpack_float32(pack_float32(values)).tolist() == values
+    assert unpack_float32(pack_float32(values)).tolist() == list_float32(pack_float32(values)) == values
 
 
 def test_packed_arrays_are_little_endian() -> None:

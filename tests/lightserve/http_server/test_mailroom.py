@@ -45,6 +45,14 @@ class Letters:
         return []
 
 
+class Together(Letters):
+    """An inbox that holds all that it was made with at once."""
+
+    def drain(self) -> list[HttpInbox]:
+        messages, self._messages = self._messages, []
+        return messages
+
+
 @pytest.fixture
 def front(model_dir: Path) -> FrontEnd:
     engine = FakeEngine(script_for=lambda message: Script(silent_after=0))
@@ -123,5 +131,17 @@ def test_readers_run_however_fast_messages_come(front: FrontEnd) -> None:
             sizes = [len(await stream.receive()) for _ in range(20)]
         await ending
         assert max(sizes) < 100
+
+    asyncio.run(scene())
+
+
+def test_texts_that_have_come_together_reach_a_reader_together(front: FrontEnd) -> None:
+    async def scene() -> None:
+        with front.streams.open_live([CHOICE]) as stream:
+            letters = Together(text(stream.first_req_id), LOAD, text(stream.first_req_id), DrainMsg(0.0))
+            ending = asyncio.create_task(Mailroom(front, letters, lambda: None).run())
+            assert len(await stream.receive()) == 2
+            assert front.status.load == LOAD
+        await asyncio.wait_for(ending, 10)
 
     asyncio.run(scene())
