@@ -1,0 +1,1 @@
+"""What ``scripts/bench_front_end.py`` measures the front end with."""
