@@ -1,0 +1,83 @@
+"""Random checkpoints, read back by the loader; the script that times that."""
+
+import json
+from pathlib import Path
+
+import bench_loading
+import pytest
+import torch
+from engine_bench.random_checkpoint import random_bits, write_checkpoint
+
+from lightserve.model_config import load_model_config
+from lightserve.model_worker.weights.loader import load_weights
+
+VALUES = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 131,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+MAX_FILE_BYTES = 30_000
+
+
+def test_what_was_written_is_loaded_from_all_files(tmp_path: Path) -> None:
+    made: dict[str, torch.Tensor] = {}
+    random = random_bits(131 * 64)
+
+    def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        made[name] = random(name, shape)
+        return made[name]
+
+    total = write_checkpoint(tmp_path, VALUES, make, dtype=torch.bfloat16, max_file_bytes=MAX_FILE_BYTES)
+    files = list(tmp_path.glob("model-*-of-*.safetensors"))
+    assert len(files) > 2
+    assert total == sum(tensor.nbytes for tensor in made.values()) <= sum(file.stat().st_size for file in files)
+    weights = load_weights(
+        load_model_config(tmp_path),
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
+        load_format="auto",
+    )
+    assert torch.equal(weights.lm_head, made["lm_head.weight"])
+    assert torch.equal(weights.layers[1].down_proj, made["model.layers.1.mlp.down_proj.weight"])
+    assert not torch.equal(weights.layers[0].down_proj, weights.layers[1].down_proj)
+
+
+def test_random_bits_are_numbers_of_either_sign_and_one_size() -> None:
+    numbers = random_bits(10_000)("w", (100, 100)).float()
+    assert numbers.abs().min() >= 2**-7
+    assert numbers.abs().max() < 2**-6
+    assert 4000 < int((numbers > 0).sum()) < 6000
+
+
+def bench(model: Path, folder: Path, json_path: Path, tp: str = "1") -> list[dict[str, float]]:
+    arguments = ["--model_dir", str(model), "--folder", str(folder), "--device", "cpu", "--tp", tp]
+    assert bench_loading.main([*arguments, "--repeats", "1", "--json", str(json_path)]) == 0
+    loads: list[dict[str, float]] = json.loads(json_path.read_text())["loads"]
+    return loads
+
+
+def test_loading_is_timed_for_each_rank_and_the_checkpoint_removed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(VALUES))
+    loads = bench(tmp_path, tmp_path / "new", tmp_path / "out.json", tp="1,2")
+    assert [(load["tp"], load["rank"]) for load in loads] == [(1, 0), (2, 0), (2, 1)]
+    assert all(load["gb_per_s"] == pytest.approx(load["gb"] / load["seconds"]) for load in loads)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_was_there_before_is_left_alone(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, VALUES, random_bits(131 * 64), dtype=torch.bfloat16, max_file_bytes=MAX_FILE_BYTES)
+    before = sorted(file.name for file in tmp_path.iterdir())
+    bench(tmp_path, tmp_path, tmp_path.parent / "out.json")
+    assert sorted(file.name for file in tmp_path.iterdir()) == before
