@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -65,8 +66,7 @@ class GpuProfiler:
         torch.cuda.synchronize()
         self._profile.stop()
         self._profile.export_chrome_trace(str(path))
-        trace = msgspec.json.decode(path.read_bytes(), type=_Trace)
-        return summarize((e.ts, e.ts + e.dur, e.name) for e in trace.traceEvents if e.cat in _GPU_CATEGORIES)
+        return summarize(read_gpu_events(path))
 
 
 class _Event(msgspec.Struct):
@@ -80,12 +80,18 @@ class _Trace(msgspec.Struct):
     traceEvents: list[_Event]  # as Chrome's format spells it
 
 
-def summarize(events: Iterable[tuple[float, float, str]]) -> GpuProfile:
-    """Sum up intervals of work.
+GpuEvent: TypeAlias = tuple[float, float, str]
+"""Start and end in µs, and the kernel's name."""
 
-    Args:
-        events: Start and end in µs, and the kernel's name.
-    """
+
+def read_gpu_events(path: Path) -> list[GpuEvent]:
+    """Read what the GPU did from a trace that ``GpuProfiler`` has written, in order of start."""
+    trace = msgspec.json.decode(path.read_bytes(), type=_Trace)
+    return sorted((e.ts, e.ts + e.dur, e.name) for e in trace.traceEvents if e.cat in _GPU_CATEGORIES)
+
+
+def summarize(events: Iterable[GpuEvent]) -> GpuProfile:
+    """Sum up intervals of work."""
     ordered = sorted(events)
     if not ordered:
         return GpuProfile(0.0, 0.0, [])
