@@ -1,15 +1,23 @@
 #!/usr/bin/env python3
 """Check on a machine with a GPU all that a machine without one cannot.
 
-    gpu_check.py [--gguf FILE] [--only kernels,engine,model,pressure,memory,server]
+    gpu_check.py [--gguf FILE] [--only NAME,NAME]
 
-kernels   every kernel against its reference
-engine    the engine on tiny models against the CPU's, with and without CUDA graphs
-model     greedy ids of the default model in float32: CPU, GPU, GPU without graphs
-pressure  many requests of mixed lengths, some of whose clients leave, through a pool that is always full: each gets the
-          ids that it gets alone
-memory    the largest steps there can be, every way of sampling, in the pool that the engine chose for itself
-server    a whole server under load: no request fails
+kernels     every kernel against its reference
+engine      the engine on tiny models against the CPU's, with and without CUDA graphs
+model       greedy ids of the default model in float32: CPU, GPU, GPU without graphs
+pressure    many requests of mixed lengths, some of whose clients leave, through a pool that is always full: each gets
+            the ids that it gets alone
+memory      an 8B's shape: too large a pool is refused; the largest steps there can be, with penalties and draws; every
+            slot of the pool that the engine chose for itself in use at once. Memory stays what it was
+server      a whole server under load: no request fails
+sanitizer   compute-sanitizer over every kernel: memcheck, racecheck, initcheck
+ranks       tensor parallel over two GPUs: the greedy ids of one GPU
+saturation  an 8B's shape, a whole server with more requests than fit, for --minutes: memory stays what it is, no
+            request fails; only when it is named with --only, and with --trace
+
+A check that cannot run on a machine is listed as not run. Exit status: 0 if all that were asked for passed, 1 if one
+failed, 2 if none failed but one was not run.
 """
 
 import argparse
@@ -17,35 +25,59 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
 
-import numpy as np
+from engine_bench.checks import NotRunError
 from engine_bench.default_model_check import compare_devices
-from engine_bench.engine_host import Work, open_engine
-from engine_bench.server_check import run_server
+from engine_bench.engine_host import EngineError
+from engine_bench.memory_check import fill_memory
+from engine_bench.pressure_check import press
+from engine_bench.ranks_check import compare_ranks
+from engine_bench.sanitizer_check import sanitize
+from engine_bench.saturation_check import saturate
+from engine_bench.server_check import ServerDiedError, run_server
 
 from lightserve.config import ServerConfig
 from lightserve.default_model import fetch_default_model
-from lightserve.sampling_params import SamplingParams
 
 _ROOT = Path(__file__).resolve().parent.parent
-_PRESET = _ROOT / "scripts" / "presets" / "llama-3.2-1b"
+_PRESET = _ROOT / "scripts" / "presets" / "llama-3.1-8b"
+_ONLY_WHEN_NAMED = ("saturation",)
+_MAX_ID = 40_000  # of the default model's, to stay clear of its special ones
+
+
+class Outcome(Enum):
+    """What became of a check."""
+
+    PASSED = "passed"
+    FAILED = "FAILED"
+    NOT_RUN = "NOT RUN"
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
-    gguf: Path = options.gguf or fetch_default_model()
-    checks: dict[str, Callable[[], bool]] = {
+    checks = _checks(options)
+    names = options.only or [name for name in checks if name not in _ONLY_WHEN_NAMED]
+    return summarize({name: report(name, checks[name]) for name in names})
+
+
+def _checks(options: argparse.Namespace) -> dict[str, Callable[[], bool]]:
+    def gguf() -> Path:
+        given: Path | None = options.gguf
+        return given or fetch_default_model()
+
+    return {
         "kernels": lambda: _run_tests("tests/kernels"),
         "engine": lambda: _run_tests("tests/model_worker/test_cuda_engine.py"),
-        "model": lambda: compare_devices(gguf),
-        "pressure": lambda: _press(gguf, options.num_requests),
-        "memory": _fill_memory,
-        "server": lambda: run_server(gguf),
+        "model": lambda: compare_devices(gguf()),
+        "pressure": lambda: press(_crowded(gguf()), options.num_requests, _MAX_ID),
+        "memory": lambda: fill_memory(_PRESET),
+        "server": lambda: run_server(gguf()),
+        "sanitizer": sanitize,
+        "ranks": compare_ranks,
+        "saturation": lambda: saturate(_PRESET, options.trace, options.minutes, options.folder),
     }
-    failed = [name for name in options.only or checks if not _report(name, checks[name])]
-    print("failed: " + ", ".join(failed) if failed else "all checks passed")
-    return 1 if failed else 0
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -53,14 +85,45 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gguf", type=Path, help="unset: the default model, fetched once")
     parser.add_argument("--only", type=lambda text: text.split(","), help="some of the checks, by name")
     parser.add_argument("--num_requests", type=int, default=2000, help="of the pressure check")
-    return parser.parse_args(arguments)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of the saturation check")
+    parser.add_argument("--trace", type=Path, help="of the saturation check: lengths of its requests (CSV)")
+    parser.add_argument("--folder", type=Path, help="of the saturation check: where it leaves its figures")
+    options = parser.parse_args(arguments)
+    unknown = set(options.only or ()) - set(_checks(options))
+    if unknown:
+        parser.error(f"no such check: {', '.join(sorted(unknown))}")
+    if "saturation" in (options.only or ()) and options.trace is None:
+        parser.error("saturation needs --trace")
+    return options
 
 
-def _report(name: str, check: Callable[[], bool]) -> bool:
+def report(name: str, check: Callable[[], bool]) -> Outcome:
+    """Run a check and say what became of it."""
     start = time.monotonic()
-    passed = check()
-    print(f"== {name}: {'passed' if passed else 'FAILED'} in {time.monotonic() - start:.0f} s", flush=True)
-    return passed
+    try:
+        outcome = Outcome.PASSED if check() else Outcome.FAILED
+    except NotRunError as error:
+        print(error)
+        outcome = Outcome.NOT_RUN
+    except (EngineError, ServerDiedError, subprocess.CalledProcessError) as error:
+        print(error)
+        outcome = Outcome.FAILED
+    print(f"== {name}: {outcome.value} in {time.monotonic() - start:.0f} s", flush=True)
+    return outcome
+
+
+def summarize(outcomes: dict[str, Outcome]) -> int:
+    """Say which checks failed and which were not run; return the exit status."""
+    failed, not_run = (
+        [name for name, outcome in outcomes.items() if outcome is kind] for kind in (Outcome.FAILED, Outcome.NOT_RUN)
+    )
+    if failed:
+        print("failed: " + ", ".join(failed))
+    if not_run:
+        print("NOT RUN: " + ", ".join(not_run))
+    if not failed and not not_run:
+        print("passed: " + ", ".join(outcomes))
+    return 1 if failed else 2 if not_run else 0
 
 
 def _run_tests(path: str) -> bool:
@@ -70,52 +133,15 @@ def _run_tests(path: str) -> bool:
     return subprocess.run(command, check=False).returncode == 0
 
 
-def _press(gguf: Path, num_requests: int) -> bool:
-    """Run requests one by one, then all at once through a pool that holds a few dozen."""
-    random = np.random.default_rng(0)
-    works = [
-        Work(
-            random.integers(10, 40_000, random.integers(1, 200)).tolist(),
-            int(random.integers(1, 40)),
-            abort_after=int(random.integers(1, 20)) if random.random() < 0.2 else 0,
-        )
-        for _ in range(num_requests)
-    ]
-    config = ServerConfig(
+def _crowded(gguf: Path) -> ServerConfig:
+    """A pool that holds a few dozen requests."""
+    return ServerConfig(
         model_dir=str(gguf),
         dtype="float32",
         max_total_token_num=6000,
         running_max_req_size=64,
-        chunked_prefill_size=256,
+        chunked_prefill_size=512,
     )
-    with open_engine(config) as host:
-        host.run(works)
-        crowd = host.outputs
-        alone = []
-        for work in works:
-            host.run([Work(work.prompt_ids, work.output_len)])
-            alone.append(host.outputs[0])
-    lengths = [work.abort_after or work.output_len for work in works]
-    complete = sum(len(ids) >= min(n, len(b)) for ids, b, n in zip(crowd, alone, lengths, strict=True))
-    equal = sum(ids == b[: len(ids)] for ids, b in zip(crowd, alone, strict=True))
-    print(f"{num_requests} requests: {complete} complete, {equal} with the ids they get alone")
-    return complete == equal == num_requests
-
-
-def _fill_memory() -> bool:
-    """Keep every row decoding, penalised and drawn, while prompts of the largest chunk come in."""
-    config = ServerConfig(model_dir=str(_PRESET), load_format="dummy")
-    random = np.random.default_rng(0)
-    picky = SamplingParams(1, temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.1, ignore_eos=True)
-    with open_engine(config) as host:
-        print(host.note)
-        before = host.stats().gpu_reserved_bytes
-        small = [Work(random.integers(10, 100_000, 16).tolist(), 60, picky) for _ in range(1000)]
-        large = [Work(random.integers(10, 100_000, 32_000).tolist(), 4, picky) for _ in range(8)]
-        host.run([*small, *large])
-        grown = host.stats().gpu_reserved_bytes - before
-    print(f"memory grew by {grown / 2**20:.0f} MiB")
-    return True
 
 
 if __name__ == "__main__":

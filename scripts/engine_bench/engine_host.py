@@ -20,8 +20,11 @@ from lightserve.ipc.messages import (
     FinishCode,
     GenerateMsg,
     LauncherInbox,
+    LoadMsg,
     ReadyMsg,
     RouterInbox,
+    ServingMsg,
+    StartMsg,
     StepPlan,
     StepResult,
     TextParams,
@@ -68,10 +71,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Step:
-    """What one turn of the router's loop asked for, and when it had the result of the turn before."""
+    """What one turn of the router's loop asked for, and when it had the result of the turn before.
+
+    Attributes:
+        used_slots: That requests hold in this step, those it writes included.
+    """
 
     num_decode: int
     num_prefill_tokens: int
+    used_slots: int
     done_s: float
 
 
@@ -94,14 +102,19 @@ class EngineHost:
         limits = _limits(boot, self.num_slots)
         admission = ConservativeAdmission(limits.max_total_token_num, limits.running_max_req_size)
         self._mail = _Mail()
-        self._workers = _ObservedWorkers(self._client)
         self._scheduler = Scheduler(limits, admission, self._mail.take)
+        self._workers = _ObservedWorkers(self._client, self._scheduler)
         self._router = Router(self._mail, self._mail.take, self._scheduler, self._workers)
 
     @property
     def steps(self) -> list[Step]:
         """What the last run asked of the workers."""
         return self._workers.steps
+
+    @property
+    def most_used_slots(self) -> int:
+        """Most slots that were in use in a step of the last run."""
+        return max(step.used_slots for step in self.steps)
 
     @property
     def outputs(self) -> list[list[int]]:
@@ -177,6 +190,8 @@ def _await_ready(inbox: "Inbox[LauncherInbox]", children: Children, num_workers:
                 ready.add(process)
             case FatalMsg(process, text):
                 raise EngineError(f"{process}: {text}")
+            case ServingMsg() | None:
+                pass
         for name, code in children.reap().items():
             raise EngineError(f"{name} {describe_exit(code)}")
 
@@ -224,6 +239,8 @@ class _Mail:
                 self._take_tokens(message)
             case FailMsg():
                 raise EngineError(f"request {message.req_id}: {message.error.message}")
+            case StartMsg() | LoadMsg():
+                pass
 
     def _take_tokens(self, message: TokensMsg) -> None:
         self.num_running -= len(message.finish) - message.finish.count(FinishCode.NONE)
@@ -238,14 +255,16 @@ class _Mail:
 class _ObservedWorkers:
     """Notes every step on its way to the workers."""
 
-    def __init__(self, client: WorkerClient) -> None:
+    def __init__(self, client: WorkerClient, scheduler: Scheduler) -> None:
         self._client = client
+        self._scheduler = scheduler
         self.steps: list[Step] = []
 
     def step(self, plan: StepPlan) -> StepResult | None:
         result = self._client.step(plan)
         num_decode = count_int32(plan.decode_rows)
-        self.steps.append(Step(num_decode, count_int32(plan.out_slots) - num_decode, time.perf_counter()))
+        num_prefill_tokens = count_int32(plan.out_slots) - num_decode
+        self.steps.append(Step(num_decode, num_prefill_tokens, self._scheduler.used_slots, time.perf_counter()))
         return result
 
     def flush(self) -> StepResult | None:

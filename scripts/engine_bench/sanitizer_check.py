@@ -1,0 +1,92 @@
+"""NVIDIA's compute-sanitizer over every kernel."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_bench.checks import NotRunError
+
+_TOUR = Path(__file__).resolve().parent / "kernel_tour.py"
+_CUDA_BIN = "/usr/local/cuda/bin"
+_SHOWN_LINES = 40
+_LIMIT_S = 180  # of one tool
+# Every tensor is then an allocation of its own: one that is overrun shows, and one that is new holds nothing old.
+_NO_CACHE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+
+
+@dataclass(frozen=True)
+class _Tool:
+    """One of the sanitizer's tools; flags of the tour that go with it, and what it needs in the environment."""
+
+    name: str
+    tour_flags: Sequence[str]
+    environment: Mapping[str, str]
+
+
+_TOOLS = (
+    _Tool("memcheck", (), _NO_CACHE),
+    _Tool("racecheck", (), {}),
+    # Rows that pad a step are computed from whatever there is, and read by nobody.
+    _Tool("initcheck", ("--no_padding",), _NO_CACHE),
+)
+
+
+def sanitize() -> bool:
+    """Run the tools over all kernels; whether none found an error.
+
+    The kernels are compiled first, without a tool, and found in the compiler's cache after that.
+
+    Raises:
+        NotRunError: The sanitizer is not installed, or cannot work on this machine.
+    """
+    sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:{_CUDA_BIN}")
+    if sanitizer is None:
+        raise NotRunError(f"compute-sanitizer is neither on PATH nor in {_CUDA_BIN}")
+    subprocess.run([sys.executable, "-P", str(_TOUR), "--compile_only"], check=True)
+    clean = [_is_clean(sanitizer, tool) for tool in _TOOLS]
+    return all(clean)
+
+
+def _is_clean(sanitizer: str, tool: _Tool) -> bool:
+    command = [sanitizer, "--tool", tool.name, "--print-limit", "20", sys.executable, "-P", str(_TOUR)]
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            [*command, *tool.tour_flags],
+            check=False,
+            env={**os.environ, **tool.environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        print(f"{tool.name}: not done after {_LIMIT_S} s", flush=True)
+        return False
+    num_errors = count_errors(done.stdout)
+    print(f"{tool.name}: {num_errors} errors, exit status {done.returncode}, {time.monotonic() - start:.0f} s")
+    if num_errors or done.returncode:
+        print("\n".join(done.stdout.splitlines()[:_SHOWN_LINES]), flush=True)
+    return num_errors == 0 and done.returncode == 0
+
+
+def count_errors(output: str) -> int:
+    """Read how many errors and hazards a tool found.
+
+    Raises:
+        NotRunError: The tool did not work here.
+    """
+    if "Device not supported" in output:
+        raise NotRunError("compute-sanitizer does not support this device")
+    found = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", output)
+    if found is None:
+        raise NotRunError(
+            "compute-sanitizer ended without a summary:\n" + "\n".join(output.splitlines()[-_SHOWN_LINES:])
+        )
+    return int(found[1])

@@ -1,0 +1,165 @@
+"""A whole server with more requests than fit, for minutes: memory that stays what it is, and repeated figures."""
+
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from engine_bench.gpu_memory import used_mib
+from engine_bench.server_check import client_command, running_server
+
+_SERVER_FLAGS = ("--load_format", "dummy", "--max_queued_reqs", "8192", "--httpserver_workers", "4")
+_CLIENT_FLAGS = ("--client_processes", "4", "--max_failed_frac", "0")
+_INTERVAL_S = 10.0
+# The driver takes memory when a kernel first runs, the processes when the pool and the streams are first full.
+_DEVICE_SETTLED_S, _HOST_SETTLED_S = 60.0, 120.0
+_DEVICE_SPREAD_MIB = 16
+# Of one process. One that loses 1 KiB with each of 3,000 requests, which take 45 s, grows so.
+_HOST_GROWTH_MIB_PER_MIN = 4.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Memory at one moment.
+
+    Attributes:
+        at_s: Since the load began.
+        device_mib: In use on all GPUs.
+        host_mib: Resident, of each process of the server, by its pid and name.
+    """
+
+    at_s: float
+    device_mib: int
+    host_mib: Mapping[str, float]
+
+
+def saturate(
+    model_dir: Path,
+    trace: Path,
+    minutes: float,
+    folder: Path | None = None,
+    *,
+    read_device_mib: Callable[[], int] = used_mib,
+) -> bool:
+    """Serve random weights and send a trace, all its requests at once, again and again.
+
+    Args:
+        model_dir: Folder with the configuration.
+        trace: Lengths (CSV); each run draws new ids, so that the prefix cache is of no use.
+        minutes: No run begins later; the last one is awaited.
+        folder: Where the runs' JSON files and ``memory.json`` are kept.
+        read_device_mib: Tells the device's memory in use.
+
+    Returns:
+        Whether no request failed and neither memory grew.
+    """
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        running_server(["--model_dir", str(model_dir), *_SERVER_FLAGS]) as server,
+    ):
+        kept = folder or Path(scratch)
+        kept.mkdir(parents=True, exist_ok=True)
+        with _sampling(server.pid, read_device_mib) as samples:
+            runs = list(_run_again_and_again(trace, time.monotonic() + 60 * minutes, kept))
+        (kept / "memory.json").write_bytes(msgspec.json.encode(samples))
+    print(
+        f"{len(runs)} runs: median {median(run.requests_per_s for run in runs):.2f} req/s, "
+        f"{median(run.output_tokens_per_s for run in runs):.0f} output tokens/s"
+    )
+    return all([*(run.num_failed == 0 for run in runs), stays_constant(samples)])
+
+
+@dataclass(frozen=True)
+class _Run:
+    requests_per_s: float
+    output_tokens_per_s: float
+    num_failed: int
+
+
+def _run_again_and_again(trace: Path, deadline: float, folder: Path) -> Iterator[_Run]:
+    seed = 0
+    while time.monotonic() < deadline:
+        path = folder / f"run-{seed}.json"
+        command = [*client_command(), *_CLIENT_FLAGS, "--dataset", str(trace), "--seed", str(seed), "--json", str(path)]
+        status = subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
+        if not path.exists():
+            raise subprocess.CalledProcessError(status, command)
+        results = msgspec.json.decode(path.read_bytes())["results"]
+        run = _Run(results["request_throughput"], results["output_throughput"], sum(results["failures"].values()))
+        print(
+            f"run {seed}: {run.requests_per_s:.2f} req/s, {run.output_tokens_per_s:.0f} output tokens/s, "
+            f"{run.num_failed} failed",
+            flush=True,
+        )
+        yield run
+        seed += 1
+
+
+def stays_constant(samples: Sequence[Sample]) -> bool:
+    """Judge the memory: the device's by its spread, each process's by the slope of a line through it. Says both."""
+    settled = [sample.device_mib for sample in samples if sample.at_s >= _DEVICE_SETTLED_S]
+    late = [sample for sample in samples if sample.at_s >= _HOST_SETTLED_S]
+    if len(late) < 3:
+        print(f"only {len(late)} samples of memory after {_HOST_SETTLED_S:.0f} s: too few to judge")
+        return False
+    spread = max(settled) - min(settled)
+    print(f"device: {settled[-1]} MiB, within {spread} MiB since {_DEVICE_SETTLED_S:.0f} s")
+    slopes = {name: _slope(late, name) for name in late[-1].host_mib}
+    for name, slope in slopes.items():
+        print(f"{name}: {late[-1].host_mib[name]:.0f} MiB resident, {slope:+.2f} MiB/min")
+    same_processes = all(sample.host_mib.keys() == slopes.keys() for sample in samples)
+    if not same_processes:
+        print("processes came or went")
+    is_flat = all(slope <= _HOST_GROWTH_MIB_PER_MIN for slope in slopes.values())
+    return spread <= _DEVICE_SPREAD_MIB and is_flat and same_processes
+
+
+def _slope(samples: Sequence[Sample], name: str) -> float:
+    """MiB per minute, by least squares."""
+    minutes = [sample.at_s / 60 for sample in samples]
+    return float(np.polyfit(minutes, [sample.host_mib.get(name, np.nan) for sample in samples], 1)[0])
+
+
+@contextmanager
+def _sampling(server_pid: int, read_device_mib: Callable[[], int]) -> Iterator[list[Sample]]:
+    """Take a sample every few seconds, on a thread, until the block ends."""
+    samples: list[Sample] = []
+    done, start = threading.Event(), time.monotonic()
+
+    def sample() -> None:
+        while not done.wait(_INTERVAL_S):
+            samples.append(Sample(time.monotonic() - start, read_device_mib(), resident_mib(server_pid)))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        thread.join()
+
+
+def resident_mib(launcher_pid: int) -> dict[str, float]:
+    """Resident memory of a launcher and of its children, by name and pid."""
+    statuses = {int(path.parent.name): _status(path) for path in Path("/proc").glob("[0-9]*/status")}
+    return {
+        f"{status['Name']} {pid}": int(status["VmRSS"].split()[0]) / 1024
+        for pid, status in sorted(statuses.items())
+        if (pid == launcher_pid or status.get("PPid") == str(launcher_pid)) and "VmRSS" in status
+    }
+
+
+def _status(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}  # it has just ended
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -1,0 +1,159 @@
+"""The checks for GPUs, as far as a machine without one can run them."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from engine_bench import sanitizer_check
+from engine_bench.checks import NotRunError
+from engine_bench.engine_host import EngineError, open_engine
+from engine_bench.memory_check import brim_lengths, fill_pool, slots_that_fit
+from engine_bench.pressure_check import press
+from engine_bench.ranks_check import compare_model, write_tiny
+from engine_bench.sanitizer_check import count_errors, sanitize
+from engine_bench.saturation_check import Sample, resident_mib, stays_constant
+from gpu_check import Outcome, report, summarize
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightserve.config import ServerConfig
+
+MAX_ID = 990  # of the tiny models'
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("models"), (6, 1))
+
+
+def config(model: Path, num_slots: int) -> ServerConfig:
+    return ServerConfig(
+        model_dir=str(model),
+        dtype="float32",
+        device="cpu",
+        max_total_token_num=num_slots,
+        running_max_req_size=32,
+        chunked_prefill_size=128,
+    )
+
+
+# ---- what a check may say ----
+def not_run() -> bool:
+    raise NotRunError("needs two GPUs")
+
+
+def broken() -> bool:
+    raise EngineError("a worker ended")
+
+
+def test_a_check_that_cannot_run_is_neither_passed_nor_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report("ranks", not_run) is Outcome.NOT_RUN
+    assert capsys.readouterr().out.startswith("needs two GPUs\n== ranks: NOT RUN")
+    assert report("memory", broken) is Outcome.FAILED
+    assert report("model", lambda: False) is Outcome.FAILED
+    assert report("model", lambda: True) is Outcome.PASSED
+
+
+def test_the_exit_status_is_0_only_when_all_have_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert summarize({"a": Outcome.PASSED}) == 0
+    assert summarize({"a": Outcome.PASSED, "b": Outcome.NOT_RUN}) == 2
+    assert summarize({"a": Outcome.FAILED, "b": Outcome.NOT_RUN}) == 1
+    assert capsys.readouterr().out.splitlines() == ["passed: a", "NOT RUN: b", "failed: a", "NOT RUN: b"]
+
+
+# ---- memory ----
+@given(num_slots=st.integers(300, 100_000), num_rows=st.integers(2, 300), chunk=st.integers(2, 512))
+def test_the_brims_requests_end_together_and_hold_every_slot(num_slots: int, num_rows: int, chunk: int) -> None:
+    try:
+        lengths = brim_lengths(num_slots, num_rows, chunk)
+    except ValueError:
+        return
+    assert len(lengths) <= num_rows
+    assert sum(length.num_slots for length in lengths) == num_slots
+    per_step = chunk // lengths[0].prompt_len
+    assert {i // per_step + length.output_len for i, length in enumerate(lengths)} == {lengths[0].output_len}
+    assert max(length.prompt_len for length in lengths) <= chunk
+
+
+def test_a_pool_of_the_usual_size_can_be_filled() -> None:
+    assert len(brim_lengths(976_315, 1024, 8192)) > 1000
+
+
+def test_every_slot_of_a_pool_is_in_use_at_once(tiny: Path) -> None:
+    with open_engine(config(tiny, 2345)) as host:
+        assert fill_pool(host) == 2345
+
+
+def test_a_refused_pool_names_the_number_that_fits(tiny: Path) -> None:
+    assert 1000 < slots_that_fit(config(tiny, 1_000_000_000)) < 1_000_000_000
+
+
+# ---- pressure, ranks ----
+def test_requests_under_pressure_get_the_ids_they_get_alone(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert press(config(tiny, 800), 40, MAX_ID)
+    assert "40 complete, 40 with the ids they get alone" in capsys.readouterr().out
+
+
+def test_a_pool_that_is_never_full_is_no_pressure(tiny: Path) -> None:
+    assert not press(config(tiny, 8000), 3, MAX_ID)
+
+
+def test_two_ranks_give_the_ids_of_one(tiny: Path) -> None:
+    assert compare_model(tiny, "cpu")
+
+
+# ---- sanitizer ----
+def test_errors_and_hazards_are_counted() -> None:
+    assert count_errors("========= ERROR SUMMARY: 0 errors\n") == 0
+    assert count_errors("========= ERROR SUMMARY: 1 error\n") == 1
+    assert count_errors("========= RACECHECK SUMMARY: 12 hazards displayed (3 errors, 9 warnings)\n") == 12
+
+
+@pytest.mark.parametrize("output", ["========= Error: Device not supported. \n", "Traceback\n", ""])
+def test_a_sanitizer_that_does_not_work_has_found_nothing(output: str) -> None:
+    with pytest.raises(NotRunError):
+        count_errors(output)
+
+
+def test_without_a_sanitizer_the_check_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sanitizer_check, "_CUDA_BIN", str(tmp_path))
+    with pytest.raises(NotRunError, match="neither on PATH"):
+        sanitize()
+
+
+# ---- saturation ----
+def samples(device_mib: list[int], host_mib: list[float], name: str = "router 7") -> list[Sample]:
+    """One sample a minute."""
+    pairs = zip(device_mib, host_mib, strict=True)
+    return [Sample(60.0 * minute, device, {name: host}) for minute, (device, host) in enumerate(pairs)]
+
+
+def test_memory_that_settles_within_the_first_minutes_is_constant() -> None:
+    assert stays_constant(samples([900, 1000, 1016, 1008, 1000], [10.0, 70.0, 80.0, 81.0, 79.0]))
+
+
+def test_a_device_that_fills_up_is_not_constant() -> None:
+    assert not stays_constant(samples([1000, 1000, 1010, 1017, 1017], [80.0] * 5))
+
+
+def test_a_process_that_grows_is_not_constant() -> None:
+    assert not stays_constant(samples([1000] * 5, [80.0, 80.0, 80.0, 85.0, 90.0]))
+
+
+def test_a_process_that_was_replaced_is_noticed() -> None:
+    late = samples([1000] * 5, [80.0] * 5)
+    assert not stays_constant([*samples([1000], [80.0], "router 8"), *late])
+
+
+def test_too_few_samples_show_nothing() -> None:
+    assert not stays_constant(samples([1000] * 3, [80.0] * 3))
+
+
+def test_the_resident_memory_of_a_launcher_and_its_children_is_read() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & read line; kill $!"], stdin=subprocess.PIPE) as shell:
+        while len(found := resident_mib(shell.pid)) < 2:
+            pass
+        shell.communicate(b"\n")
+    assert {name.split()[0] for name in found} == {"sh", "sleep"}
+    assert all(0 < mib < 100 for mib in found.values())
