@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     compiling = compiling_ahead(num_usable_cpus()) if options.compile_only else nullcontext()
     with compiling:
-        launched = run_tour(_tour(has_padding=not options.no_padding), torch.device("cuda"))
+        launched = run_tour(_tour(has_padding=not options.no_padding), torch.device("cuda", 0))
     missing = sorted(all_kernels() - launched)
     print(f"{len(launched)} kernels were launched" + "".join(f"\nnever launched: {name}" for name in missing))
     return 1 if missing else 0

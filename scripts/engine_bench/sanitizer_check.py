@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from engine_bench.checks import NotRunError
 
 _TOUR = Path(__file__).resolve().parent / "kernel_tour.py"
 _CUDA_BIN = "/usr/local/cuda/bin"
-_SHOWN_LINES = 40
+_PRINTED_ERRORS, _SHOWN_LINES = 1000, 40
 _LIMIT_S = 180  # of one tool
 # Every tensor is then an allocation of its own: one that is overrun shows, and one that is new holds nothing old.
 _NO_CACHE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -54,7 +55,7 @@ def sanitize() -> bool:
 
 
 def _is_clean(sanitizer: str, tool: _Tool) -> bool:
-    command = [sanitizer, "--tool", tool.name, "--print-limit", "20", sys.executable, "-P", str(_TOUR)]
+    command = [sanitizer, "--tool", tool.name, "--print-limit", str(_PRINTED_ERRORS), sys.executable, "-P", str(_TOUR)]
     start = time.monotonic()
     try:
         done = subprocess.run(
@@ -72,8 +73,15 @@ def _is_clean(sanitizer: str, tool: _Tool) -> bool:
     num_errors = count_errors(done.stdout)
     print(f"{tool.name}: {num_errors} errors, exit status {done.returncode}, {time.monotonic() - start:.0f} s")
     if num_errors or done.returncode:
+        for kernel, count in kernels_named(done.stdout).most_common():
+            print(f"  {count} in {kernel}")
         print("\n".join(done.stdout.splitlines()[:_SHOWN_LINES]), flush=True)
     return num_errors == 0 and done.returncode == 0
+
+
+def kernels_named(output: str) -> Counter[str]:
+    """Count the errors that a tool has printed by the kernels in which they were found."""
+    return Counter(re.findall(r"^=+ +at (.+?)\+0x", output, re.MULTILINE))
 
 
 def count_errors(output: str) -> int:

@@ -7,10 +7,10 @@ import pytest
 from engine_bench import sanitizer_check
 from engine_bench.checks import NotRunError
 from engine_bench.engine_host import EngineError, open_engine
-from engine_bench.memory_check import brim_lengths, fill_pool, slots_that_fit
+from engine_bench.memory_check import brim_lengths, fill_pool, run_largest_steps, slots_that_fit
 from engine_bench.pressure_check import press
 from engine_bench.ranks_check import compare_model, write_tiny
-from engine_bench.sanitizer_check import count_errors, sanitize
+from engine_bench.sanitizer_check import count_errors, kernels_named, sanitize
 from engine_bench.saturation_check import Sample, resident_mib, stays_constant
 from gpu_check import Outcome, report, summarize
 from hypothesis import given
@@ -81,6 +81,8 @@ def test_a_pool_of_the_usual_size_can_be_filled() -> None:
 
 def test_every_slot_of_a_pool_is_in_use_at_once(tiny: Path) -> None:
     with open_engine(config(tiny, 2345)) as host:
+        run_largest_steps(host)
+        assert {len(ids) for ids in host.outputs} == {60, 4}
         assert fill_pool(host) == 2345
 
 
@@ -107,6 +109,18 @@ def test_errors_and_hazards_are_counted() -> None:
     assert count_errors("========= ERROR SUMMARY: 0 errors\n") == 0
     assert count_errors("========= ERROR SUMMARY: 1 error\n") == 1
     assert count_errors("========= RACECHECK SUMMARY: 12 hazards displayed (3 errors, 9 warnings)\n") == 12
+
+
+def test_errors_are_told_by_kernel() -> None:
+    output = (
+        "========= Invalid __global__ read of size 2 bytes\n"
+        "=========     at _merge_kernel+0x120 in merge.py:7\n"
+        "=========     by thread (1,0,0) in block (0,0,0)\n"
+        "========= Uninitialized __global__ memory read of size 4 bytes\n"
+        "=========     at _merge_kernel+0x80\n"
+        "=========     at void cublas::reduce<float, 4>(int)+0x10\n"
+    )
+    assert kernels_named(output) == {"_merge_kernel": 2, "void cublas::reduce<float, 4>(int)": 1}
 
 
 @pytest.mark.parametrize("output", ["========= Error: Device not supported. \n", "Traceback\n", ""])
