@@ -71,7 +71,8 @@ def read_rope(config: Fields) -> tuple[RopeConfig, int]:
             return _read_llama3(config, params, theta), max_position
         case "yarn":
             return _read_yarn(config, params, theta, max_position)
-    raise config.refusal(section, f"has the kind {kind!r}; supported: {', '.join(get_args(RopeKind))}")
+        case _:
+            raise config.refusal(section, f"has the kind {kind!r}; supported: {', '.join(get_args(RopeKind))}")
 
 
 def _read_llama3(config: Fields, params: Fields, theta: float) -> RopeConfig:

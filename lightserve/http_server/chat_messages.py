@@ -58,7 +58,8 @@ def _text_of(part: Any) -> str:
     match part:
         case {"type": "text", "text": str(text)}:
             return text
-    raise RequestError("This model reads text only: every content part must be of type text.", param="messages")
+        case _:
+            raise RequestError("This model reads text only: every content part must be of type text.", param="messages")
 
 
 def _adapt_tool_call(call: Any) -> Message:

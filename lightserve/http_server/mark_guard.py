@@ -70,7 +70,8 @@ class MarkGuard:
                 return self._masked_parts(value)
             case list():
                 return [self._masked(item) for item in value]
-        return value
+            case _:
+                return value
 
     def _masked_text(self, text: str) -> str:
         chars = list(text)
@@ -105,3 +106,5 @@ def _strings(value: Any) -> Iterator[str]:
         case list():
             for item in value:
                 yield from _strings(item)
+        case _:
+            pass

@@ -140,4 +140,6 @@ def _num_chars(value: Any) -> int:
                 left += [*mapping.keys(), *mapping.values()]
             case list(items):
                 left += items
+            case _:
+                pass
     return total

@@ -12,6 +12,8 @@ from lightserve.ipc.messages import (
     FailMsg,
     FinishCode,
     GenerateMsg,
+    LoadMsg,
+    StartMsg,
     TextParams,
     TokensMsg,
     pack_int32,
@@ -95,6 +97,8 @@ class Clients:
             case FailMsg(req_id, error):
                 self.num_ended += 1
                 self.failures.append(f"{req_id}: {error.message}")
+            case StartMsg() | LoadMsg():
+                pass
 
     def gap_percentile_s(self, percent: float) -> float:
         """Tell an inter-token latency, over all tokens but the first of each answer."""

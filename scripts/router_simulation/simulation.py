@@ -137,7 +137,8 @@ class Simulation:
                 return ReserveAllAdmission(pool)
             case "aggressive":
                 return AggressiveAdmission(lambda: pool - self.scheduler.used_slots, reserve=pool // 100)
-        raise ValueError(f"no policy is called {policy}")
+            case _:
+                raise ValueError(f"no policy is called {policy}")
 
     def _timed(self, fits: Callable[..., bool]) -> Callable[..., bool]:
         def timed(claim: Claim, shared: Iterable[tuple[int, int]] = ()) -> bool:

@@ -16,7 +16,7 @@ from lightserve.boot import read_boot
 from lightserve.child import process_name, run_child
 from lightserve.errors import ConfigError
 from lightserve.ipc.links import Inbox, Outbox
-from lightserve.ipc.messages import DownMsg, DrainMsg, HttpInbox, ReadyMsg, ServeMsg, ServingMsg
+from lightserve.ipc.messages import DownMsg, DrainMsg, HttpInbox, LoadMsg, ReadyMsg, ServeMsg, ServingMsg, TextMsg
 
 VARIABLE = "LIGHTSERVE_STUBS"
 KIND = sys.argv[1]
@@ -69,6 +69,8 @@ def main(run_dir: str, index: int) -> None:
             case DownMsg() as message:
                 print(name, message, flush=True)
                 return
+            case TextMsg() | LoadMsg() | None:
+                pass
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ def write_gguf(path: Path, keys: dict[str, Any]) -> Path:
                 writer.add_string(key, value)
             case list():
                 writer.add_array(key, value)
+            case _:
+                raise TypeError(f"{key} is of a type that is not written here")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
