@@ -4,6 +4,8 @@ Rotation is by halves (as in Llama's checkpoints for Hugging Face): with x = (a,
 position's angles, rope(x) = (a·cos - b·sin, b·cos + a·sin). One program per token and block of heads; float32 inside.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -12,28 +14,50 @@ from lightserve.kernels.launch import dependent_launch, wait_for_previous
 from lightserve.kernels.rms_norm import rms_norm_reference
 
 
+@dataclass(frozen=True)
+class Rotation:
+    """What is done to queries and keys before they meet.
+
+    Attributes:
+        cos_sin: [max_position, head_dim] float32, contiguous: head_dim / 2 cosines, then as many sines.
+        q_norm: [head_dim], RMSNorm of every query head before the rotation.
+        k_norm: [head_dim], the same for keys; both or neither.
+        eps: Of these norms.
+
+    Raises:
+        ValueError: One norm comes without the other, or ``cos_sin`` is not contiguous.
+    """
+
+    cos_sin: torch.Tensor
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.q_norm is None) != (self.k_norm is None):
+            raise ValueError("q_norm and k_norm go together")
+        if not self.cos_sin.is_contiguous():
+            raise ValueError(f"cos_sin {tuple(self.cos_sin.shape)} must be contiguous")
+
+
 def rope_kv_write_reference(
     qkv: torch.Tensor,
-    cos_sin: torch.Tensor,
+    rotation: Rotation,
     positions: torch.Tensor,
     out_slots: torch.Tensor,
     kv_layer: torch.Tensor,
     *,
     num_heads: int,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Do what ``rope_kv_write`` does, in plain torch."""
     num_kv_heads, head_dim = kv_layer.shape[2:]
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-    if q_norm is not None:
-        q = rms_norm_reference(q, q_norm, eps)
-    if k_norm is not None:
-        k = rms_norm_reference(k, k_norm, eps)
-    angles = cos_sin[positions.long()].unsqueeze(1)  # [num_tokens, 1, head_dim]
+    if rotation.q_norm is not None and rotation.k_norm is not None:
+        q = rms_norm_reference(q, rotation.q_norm, rotation.eps)
+        k = rms_norm_reference(k, rotation.k_norm, rotation.eps)
+    angles = rotation.cos_sin[positions.long()].unsqueeze(1)  # [num_tokens, 1, head_dim]
     slots = out_slots.long()
     kv_layer[slots, 0] = rotate_reference(k, angles)
     kv_layer[slots, 1] = v.to(kv_layer.dtype)
@@ -50,29 +74,23 @@ def rotate_reference(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
 
 def rope_kv_write(
     qkv: torch.Tensor,
-    cos_sin: torch.Tensor,
+    rotation: Rotation,
     positions: torch.Tensor,
     out_slots: torch.Tensor,
     kv_layer: torch.Tensor,
     *,
     num_heads: int,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate the queries and keys of ``qkv``; write keys and values into the cache and return the queries.
 
     Args:
         qkv: [num_tokens, (num_heads + 2 · num_kv_heads) · head_dim] contiguous: queries, keys, values.
-        cos_sin: [max_position, head_dim] float32: head_dim / 2 cosines, then as many sines.
+        rotation: Of queries and keys.
         positions: [num_tokens] int32.
         out_slots: [num_tokens] int32.
         kv_layer: [num_slots, 2, num_kv_heads, head_dim], one layer of the cache, changed at ``out_slots``.
         num_heads: Query heads.
-        q_norm: [head_dim], RMSNorm of every query head before the rotation.
-        k_norm: [head_dim], the same for keys; both or neither.
-        eps: Of these norms.
         out: [num_tokens, num_heads, head_dim] contiguous; made when not given.
 
     Raises:
@@ -83,31 +101,31 @@ def rope_kv_write(
     rows = num_heads + 2 * num_kv_heads
     if qkv.shape[1] != rows * head_dim or not qkv.is_contiguous():
         raise ValueError(f"qkv {tuple(qkv.shape)} must be contiguous, {rows} heads of {head_dim} wide")
-    if (q_norm is None) != (k_norm is None):
-        raise ValueError("q_norm and k_norm go together")
-    if kv_layer.stride(-1) != 1 or cos_sin.stride() != (head_dim, 1):
-        raise ValueError(f"a head of kv_layer and cos_sin {tuple(cos_sin.shape)} must be contiguous")
+    if kv_layer.stride(-1) != 1 or rotation.cos_sin.shape[1] != head_dim:
+        raise ValueError(
+            f"a head of kv_layer must be contiguous and as wide as cos_sin {tuple(rotation.cos_sin.shape)}"
+        )
     out = qkv.new_empty(num_tokens, num_heads, head_dim) if out is None else out
     if num_tokens == 0:
         return out
     block_heads = min(triton.next_power_of_2(rows), 8)
     _rope_kv_write_kernel[(num_tokens, triton.cdiv(rows, block_heads))](
         qkv,
-        cos_sin,
+        rotation.cos_sin,
         positions,
         out_slots,
         kv_layer,
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
+        qkv if rotation.q_norm is None else rotation.q_norm,
+        qkv if rotation.k_norm is None else rotation.k_norm,
         out,
-        eps,
+        rotation.eps,
         *kv_layer.stride()[:3],
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=head_dim // 2,
         BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         BLOCK_HEADS=block_heads,
-        NORM=q_norm is not None,
+        NORM=rotation.q_norm is not None,
         num_warps=2,
         **dependent_launch(qkv),
     )
@@ -178,3 +196,33 @@ def _gain(q_norm, k_norm, column, is_query, is_value, HALF: tl.constexpr):
 @triton.jit
 def _round(value, like):
     return value.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def rotate(heads, column, inside, angles, gain, eps, HEAD_DIM: tl.constexpr, NORM: tl.constexpr):
+    """Load heads, normalise them if asked, and rotate them.
+
+    Args:
+        heads: [rows, 1] pointers, where each row's head begins.
+        column: [1, columns], place within a head.
+        inside: [rows, columns], what there is; each row's columns of one head. Zeros elsewhere.
+        angles: Where the position's cosines begin.
+        gain: [HEAD_DIM], of the norm.
+        eps: Of the norm.
+        HEAD_DIM: Width of a head.
+        NORM: Whether there is a norm.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    partner = tl.where(column < HALF, column + HALF, column - HALF)
+    value = tl.load(heads + column, mask=inside, other=0)
+    dtype = value.dtype
+    value = value.to(tl.float32)
+    other = tl.load(heads + partner, mask=inside, other=0).to(tl.float32)
+    within = column < HEAD_DIM
+    if NORM:
+        factor = tl.rsqrt(tl.sum(value * value, axis=1, keep_dims=True) / HEAD_DIM + eps)
+        value = (value * factor * tl.load(gain + column, mask=within, other=0).to(tl.float32)).to(dtype).to(tl.float32)
+        other = (other * factor * tl.load(gain + partner, mask=within, other=0).to(tl.float32)).to(dtype).to(tl.float32)
+    cos = tl.load(angles + column % HALF, mask=within, other=0)
+    sin = tl.load(angles + HALF + column % HALF, mask=within, other=0)
+    return (value * cos + tl.where(column < HALF, -other, other) * sin).to(dtype)

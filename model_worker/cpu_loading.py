@@ -61,6 +61,7 @@ def load_cpu_model(config: ModelConfig, ranks: Ranks, *, dtype: torch.dtype, loa
         head_dim=config.head_dim,
         num_heads=len(shard.q_heads),
         num_kv_heads=len(shard.kv_heads),
+        eps=config.rms_norm_eps,
         dtype=dtype,
     )
     with torch.inference_mode():

@@ -132,6 +132,7 @@ def load_cuda_model(
         num_heads=len(shard.q_heads),
         num_kv_heads=len(shard.kv_heads),
         head_dim=config.head_dim,
+        eps=config.rms_norm_eps,
         max_position=max_req_total_len,
         device=device,
     )

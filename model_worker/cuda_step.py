@@ -7,6 +7,7 @@ graph once for a shape and serve every batch that fits it.
 import torch
 
 from lightserve.kernels.commit_tokens import commit_tokens
+from lightserve.kernels.embedding import embedding
 from lightserve.kernels.greedy import greedy
 from lightserve.kernels.penalties import forbid, penalties
 from lightserve.kernels.place_tokens import place_tokens
@@ -75,12 +76,12 @@ class CudaStep:
             rows.req_to_slots,
         )
         self._model.backend.begin(words, shape, rows.req_to_slots)
-        self._hidden[: shape.num_tokens].copy_(self._model.forward(token_ids, self._kv_cache))
+        self._model.forward(token_ids, self._kv_cache, out=self._hidden[: shape.num_tokens])
 
     def tail(self, shape: TailShape) -> None:
         """Sample the rows in the device's words; keep the ids for the next step and for the host."""
         words, sections = self._inputs.tail(shape), tail_sections(shape, self._inputs.forbidden_width)
-        logits = self._model.logits(self._hidden.index_select(0, words[sections.sampled_tokens]))
+        logits = self._model.logits(embedding(words[sections.sampled_tokens], self._hidden))  # a gather of rows
         req_rows = words[sections.sampled_rows]
         if shape.sampling is Sampling.GREEDY:
             token_ids, logprobs = greedy(logits, vocab_size=self._vocab_size)

@@ -16,6 +16,7 @@ from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape,
 _MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 # Decode rows are planned by a kernel that is compiled for a power of two: few sizes, so that little has to be compiled.
 _DECODE_CAPACITIES = (1, 16, 64, 256, 1024)
+_FEW_DECODES = 16  # beside prompts: attention with room for 256 takes 12 µs a layer for 3 of them
 _DECODE_STEP = 256  # beyond the last capacity
 _FEW_ROWS = 96  # up to here products depend on the number of rows in more ways than one
 
@@ -58,22 +59,24 @@ class GraphShapes:
     @property
     def _forward(self) -> Iterable[ForwardShape]:
         decode = (self._decode(rows) for rows in reversed(self._rows))
-        mixed = (self._mixed(tokens, has_decodes=True) for tokens in reversed(self._tokens))
-        prefill = (self._mixed(tokens, has_decodes=False) for tokens in reversed(self._tokens))
-        return chain(decode, mixed, prefill)
+        mixed = (self._mixed(tokens, tokens) for tokens in reversed(self._tokens))
+        few = (self._mixed(tokens, _FEW_DECODES) for tokens in reversed(self._tokens) if tokens > _FEW_DECODES)
+        prefill = (self._mixed(tokens, 0) for tokens in reversed(self._tokens))
+        return chain(decode, mixed, few, prefill)
 
     @staticmethod
     def _decode(num_rows: int) -> ForwardShape:
         return ForwardShape(num_rows, _decode_capacity(num_rows), 0)
 
-    def _mixed(self, num_tokens: int, *, has_decodes: bool) -> ForwardShape:
-        num_decode = _decode_capacity(min(num_tokens, self.most_rows)) if has_decodes else 0
-        return ForwardShape(num_tokens, num_decode, CHUNKS_PER_LAUNCH)
+    def _mixed(self, num_tokens: int, num_decode: int) -> ForwardShape:
+        """Give a shape with room for no, few, or as many decode rows as there can be."""
+        room = num_decode if num_decode <= _FEW_DECODES else min(num_tokens, self.most_rows)
+        return ForwardShape(num_tokens, _decode_capacity(room), CHUNKS_PER_LAUNCH)
 
     @property
     def largest(self) -> list[ForwardShape | TailShape]:
         """The shapes that between them take the most memory."""
-        mixed = [self._mixed(self._tokens[-1], has_decodes=True)] if self._tokens else []
+        mixed = [self._mixed(self._tokens[-1], self._tokens[-1])] if self._tokens else []
         tails = [TailShape(self.most_rows, sampling) for sampling in Sampling]
         return [self._decode(self.most_rows), *mixed, *tails]
 
@@ -82,7 +85,7 @@ class GraphShapes:
         """Few shapes that between them need every kernel that any batch needs; to compile, not to run."""
         rows = [size for size in self._rows if size <= _FEW_ROWS or size in (*_DECODE_CAPACITIES, self.most_rows)]
         decode = [self._decode(size) for size in rows]
-        mixed = [self._mixed(size, has_decodes=True) for size in self._tokens[-1:]]
+        mixed = [self._mixed(size, size) for size in self._tokens[-1:]]
         gathering = [replace(shape, gather_lens=(1024,)) for shape in mixed]
         tails = [TailShape(size, sampling) for size in rows for sampling in Sampling]
         return [*decode, *mixed, *gathering, *tails]
@@ -104,7 +107,7 @@ class GraphShapes:
         size = _at_least(self._tokens, batch.num_tokens)
         if size is None or batch.num_chunks > CHUNKS_PER_LAUNCH:
             return None
-        return self._mixed(size, has_decodes=batch.num_decode > 0)
+        return self._mixed(size, batch.num_decode)
 
     def tail_of(self, num_sampled: int, sampling: Sampling) -> TailShape:
         """Choose the smallest recorded shape that so many rows fit; they are at most ``num_rows``."""

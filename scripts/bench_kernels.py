@@ -191,28 +191,30 @@ def add_rms_norm_error(x: torch.Tensor, residual: torch.Tensor, weight: torch.Te
 
 
 def bench_rope_kv_write() -> Iterator[Case]:
-    cos_sin = torch.randn(8192, 128)
+    rotation = rope.Rotation(torch.randn(8192, 128))
     cache = torch.zeros(65536, 2, NUM_KV_HEADS, 128, dtype=BF16)
     for n in (1, 64, 8192):
         width = (NUM_HEADS + 2 * NUM_KV_HEADS) * 128
         positions, slots = torch.arange(n).int(), torch.randperm(len(cache))[:n].int()
         sets = [torch.randn(n, width, dtype=BF16) for _ in copies(2 * n * width * 2)]
-        runs = [partial(rope.rope_kv_write, qkv, cos_sin, positions, slots, cache, num_heads=NUM_HEADS) for qkv in sets]
+        runs = [
+            partial(rope.rope_kv_write, qkv, rotation, positions, slots, cache, num_heads=NUM_HEADS) for qkv in sets
+        ]
         yield Case(
             f"{n} x 32/8 x 128",
             runs,
-            partial(rope_error, sets[0], cos_sin, positions, slots, cache),
+            partial(rope_error, sets[0], rotation, positions, slots, cache),
             bytes=2 * n * width * 2,
         )
 
 
 def rope_error(
-    qkv: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor
+    qkv: torch.Tensor, rotation: rope.Rotation, positions: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor
 ) -> float:
     cache.zero_()
     expected_cache = cache.clone()
-    expected = rope.rope_kv_write_reference(qkv, cos_sin, positions, slots, expected_cache, num_heads=NUM_HEADS)
-    out = rope.rope_kv_write(qkv, cos_sin, positions, slots, cache, num_heads=NUM_HEADS)
+    expected = rope.rope_kv_write_reference(qkv, rotation, positions, slots, expected_cache, num_heads=NUM_HEADS)
+    out = rope.rope_kv_write(qkv, rotation, positions, slots, cache, num_heads=NUM_HEADS)
     return max(relative_error(out, expected), relative_error(cache, expected_cache))
 
 

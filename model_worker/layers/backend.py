@@ -1,6 +1,7 @@
 """The seam between the model and the machine: every operation the model uses, implemented once per kind of device.
 
-The model knows this protocol only; the loading of each kind of engine picks its implementation once, at start.
+The model knows this protocol only; the loading of each kind of engine picks its implementation once, at start. An
+implementation is made for one model: it knows its heads, its rotary embedding and the eps of its norms.
 """
 
 from typing import Protocol
@@ -19,13 +20,11 @@ class Backend(Protocol):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Prepare a projection. It may keep its own layout of ``weight`` only."""
 
-    def norm_linear(
-        self, gain: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> NormLinear:
+    def norm_linear(self, gain: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormLinear:
         """Prepare a residual sum, a norm and a projection of what it gives."""
 
-    def silu_linear(self, weight: torch.Tensor) -> Linear:
-        """Prepare silu(gate) * up and a projection of it; it maps [n, 2 * in_features], gate then up."""
+    def norm_gated_linear(self, gain: torch.Tensor, weight: torch.Tensor) -> NormLinear:
+        """Prepare the same for ``weight`` = gate, then up, and silu(gate) * up after it: half as many features."""
 
     def head(self, weight: torch.Tensor) -> Linear:
         """Prepare the projection to logits; they may come in a wider type than the weight's."""
@@ -33,34 +32,26 @@ class Backend(Protocol):
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor, *, first_id: int) -> torch.Tensor:
         """Look up rows of a shard of the table that starts at ``first_id``; zeros for ids outside it."""
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Add ``x`` to ``residual`` in place and normalise the sum."""
-
-    def rope_kv_write(
-        self,
-        qkv: torch.Tensor,
-        kv_layer: torch.Tensor,
-        *,
-        num_heads: int,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
-        eps: float,
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Normalise (if asked) and rotate queries and keys, write K and V to the batch's slots.
+        """Add ``x`` to ``residual`` in place and normalise the sum; ``x`` may be changed."""
 
-        Returns:
-            [num_tokens, num_heads, head_dim], the rotated queries.
-        """
+    def attention(
+        self, qkv: torch.Tensor, kv_layer: torch.Tensor, *, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attend causally from every token of the batch to its request's slots, having written its own.
 
-    def attention(self, q: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
-        """Attend causally from every token of the batch to its request's slots.
+        Queries and keys are normalised, if asked, and rotated first.
 
         Args:
-            q: [num_tokens, num_heads, head_dim].
-            kv_layer: [num_slots + 1, 2, num_kv_heads, head_dim], with this step's K and V in it.
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], may be changed.
+            kv_layer: [num_slots + 1, 2, num_kv_heads, head_dim], changed at the batch's slots.
+            q_norm: [head_dim], gain of every query head's norm.
+            k_norm: [head_dim], the same for keys; both or neither.
 
         Returns:
-            [num_tokens, num_heads, head_dim].
+            [num_tokens, num_heads * head_dim].
         """
 
 

@@ -9,11 +9,11 @@ from lightserve.model_worker.layers.attention_cpu import AttentionPlan, attend, 
 from lightserve.model_worker.layers.decode_attention_cpu import AttentionShape
 from lightserve.model_worker.layers.linear import (
     Linear,
+    LinearThenSilu,
     NormLinear,
     NormThenLinear,
     PackedLinear,
     PlainLinear,
-    SiluThenLinear,
     can_pack,
 )
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
@@ -31,17 +31,19 @@ class CpuBackend:
         head_dim: Of queries, K and V.
         num_heads: This rank's.
         num_kv_heads: This rank's.
+        eps: Of every norm.
         dtype: Of weights, activations and cache.
     """
 
     def __init__(
-        self, rope: RopeConfig, *, head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
+        self, rope: RopeConfig, *, head_dim: int, num_heads: int, num_kv_heads: int, eps: float, dtype: torch.dtype
     ) -> None:
         self._inv_freq = inverse_frequencies(rope, head_dim)
         self._attention_factor = rope.attention_factor
         self._head_dim = head_dim
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
+        self._eps = eps
         self._dtype = dtype
         self._packs = can_pack(dtype)
 
@@ -49,15 +51,13 @@ class CpuBackend:
         """Prepare a projection."""
         return PackedLinear(weight, bias) if self._packs else PlainLinear(weight, bias)
 
-    def norm_linear(
-        self, gain: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> NormLinear:
+    def norm_linear(self, gain: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormLinear:
         """Prepare a residual sum, a norm and a projection of what it gives."""
-        return NormThenLinear(self, gain, eps, self.linear(weight, bias))
+        return NormThenLinear(self, gain, self.linear(weight, bias))
 
-    def silu_linear(self, weight: torch.Tensor) -> Linear:
-        """Prepare silu(gate) * up and a projection of it."""
-        return SiluThenLinear(self.silu_mul, self.linear(weight))
+    def norm_gated_linear(self, gain: torch.Tensor, weight: torch.Tensor) -> NormLinear:
+        """Prepare the same for a weight of gate and up, and silu(gate) * up after it."""
+        return NormThenLinear(self, gain, LinearThenSilu(self.linear(weight), _silu_mul))
 
     def head(self, weight: torch.Tensor) -> Linear:
         """Prepare the projection to logits."""
@@ -78,31 +78,33 @@ class CpuBackend:
         """Look up rows of a shard of the table."""
         return embedding_reference(token_ids, table, first_id=first_id).float()
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         """Normalise rows."""
-        return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(self._dtype)
+        return F.rms_norm(x.float(), gain.shape, gain.float(), self._eps).to(self._dtype)
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Add ``x`` to ``residual`` in place and normalise the sum."""
-        return F.rms_norm(residual.add_(x), weight.shape, weight.float(), eps).to(self._dtype)
-
-    def rope_kv_write(
-        self,
-        qkv: torch.Tensor,
-        kv_layer: torch.Tensor,
-        *,
-        num_heads: int,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
-        eps: float,
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Normalise (if asked) and rotate queries and keys, write K and V to the batch's slots."""
-        num_kv_heads, head_dim = kv_layer.shape[2:]
+        """Add ``x`` to ``residual`` in place and normalise the sum."""
+        normed = F.rms_norm(residual.add_(x), gain.shape, gain.float(), self._eps).to(self._dtype)
+        return normed if out is None else out.copy_(normed)
+
+    def attention(
+        self, qkv: torch.Tensor, kv_layer: torch.Tensor, *, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Write K and V to the batch's slots, then attend causally from every token to its request's slots."""
+        q = self._rotate_and_write(qkv, kv_layer, q_norm, k_norm)
+        return attend(q, kv_layer, self._plan).flatten(1)
+
+    def _rotate_and_write(
+        self, qkv: torch.Tensor, kv_layer: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        num_heads, num_kv_heads, head_dim = self._num_heads, self._num_kv_heads, self._head_dim
         heads = qkv.view(-1, num_heads + 2 * num_kv_heads, head_dim)
         qk = heads[:, : num_heads + num_kv_heads]
         if q_norm is not None and k_norm is not None:
             q, k = torch.split(qk, [num_heads, num_kv_heads], dim=1)
-            qk = torch.cat((self.rms_norm(q, q_norm, eps), self.rms_norm(k, k_norm, eps)), dim=1)
+            qk = torch.cat((self.rms_norm(q, q_norm), self.rms_norm(k, k_norm)), dim=1)
         rotated = self._rotate(qk)
         heads[:, num_heads : num_heads + num_kv_heads] = rotated[:, num_heads:]
         kv_layer.index_copy_(0, self._out_slots, heads[:, num_heads:].reshape(-1, 2, num_kv_heads, head_dim))
@@ -113,11 +115,8 @@ class CpuBackend:
         swapped = wide.roll(x.shape[-1] // 2, dims=-1)
         return wide.mul_(self._cos).addcmul_(swapped, self._sin).to(x.dtype)
 
-    def attention(self, q: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
-        """Attend causally from every token of the batch to its request's slots."""
-        return attend(q, kv_layer, self._plan)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Map [n, 2 * width], gate then up, to silu(gate) * up."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+def _silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Map [n, 2 * width], gate then up, to silu(gate) * up."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)

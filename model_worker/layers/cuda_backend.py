@@ -8,10 +8,9 @@ from lightserve.kernels.decode_attention import DecodePlan, decode_attention, pl
 from lightserve.kernels.embedding import embedding
 from lightserve.kernels.prefill_attention import PrefillPlan, plan_prefill, prefill_attention
 from lightserve.kernels.rms_norm import add_rms_norm, rms_norm
-from lightserve.kernels.rope_kv_write import rope_kv_write
-from lightserve.kernels.silu_mul import silu_mul
-from lightserve.model_worker.layers.cuda_linear import CudaHead, CudaLinear, CudaNormLinear
-from lightserve.model_worker.layers.linear import Linear, NormLinear, SiluThenLinear
+from lightserve.kernels.rope_kv_write import Rotation, rope_kv_write
+from lightserve.model_worker.layers.cuda_linear import CudaHead, CudaLinear
+from lightserve.model_worker.layers.linear import Linear, NormLinear, NormThenLinear
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
 from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, forward_sections
 from lightserve.rope_config import RopeConfig
@@ -27,6 +26,7 @@ class CudaBackend:
         num_heads: This rank's query heads.
         num_kv_heads: This rank's key/value heads.
         head_dim: Of queries, K and V.
+        eps: Of every norm.
         max_position: Positions are below.
         device: The GPU.
     """
@@ -38,12 +38,14 @@ class CudaBackend:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        eps: float,
         max_position: int,
         device: torch.device,
     ) -> None:
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
+        self._eps = eps
         self._scale = head_dim**-0.5
         positions = torch.arange(max_position)
         self._cos_sin = cos_sin(positions, inverse_frequencies(rope, head_dim), rope.attention_factor).to(device)
@@ -60,7 +62,7 @@ class CudaBackend:
         self._req_to_slots = req_to_slots
         self._positions = words[sections.positions]
         self._out_slots = words[sections.out_slots]
-        # Attention reads and writes a row for each decode row that there is room for.
+        # Decode attention writes a row for each decode row that there is room for.
         self._num_padded = max(shape.num_tokens, shape.num_decode)
         self._decode = self._plan_decode(words, shape) if shape.num_decode else None
         num_launches = shape.num_chunks // CHUNKS_PER_LAUNCH
@@ -99,15 +101,13 @@ class CudaBackend:
         """Prepare a projection."""
         return CudaLinear(weight, bias)
 
-    def norm_linear(
-        self, gain: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> NormLinear:
+    def norm_linear(self, gain: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormLinear:
         """Prepare a residual sum, a norm and a projection of what it gives."""
-        return CudaNormLinear(self, gain, eps, weight, bias)
+        return NormThenLinear(self, gain, CudaLinear(weight, bias))
 
-    def silu_linear(self, weight: torch.Tensor) -> Linear:
-        """Prepare silu(gate) * up and a projection of it."""
-        return SiluThenLinear(silu_mul, self.linear(weight))
+    def norm_gated_linear(self, gain: torch.Tensor, weight: torch.Tensor) -> NormLinear:
+        """Prepare the same for a weight of gate and up, and silu(gate) * up after it."""
+        return NormThenLinear(self, gain, CudaLinear(weight, gated=True))
 
     def head(self, weight: torch.Tensor) -> Linear:
         """Prepare the projection to logits."""
@@ -117,63 +117,40 @@ class CudaBackend:
         """Look up rows of a shard of the table."""
         return embedding(token_ids, table, first_id=first_id)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         """Normalise rows."""
-        return rms_norm(x, weight, eps)
+        return rms_norm(x, gain, self._eps)
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Add ``x`` to ``residual`` in place and normalise the sum."""
-        return add_rms_norm(x, residual, weight, eps, out=x)
-
-    def rope_kv_write(
-        self,
-        qkv: torch.Tensor,
-        kv_layer: torch.Tensor,
-        *,
-        num_heads: int,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
-        eps: float,
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Normalise (if asked) and rotate queries and keys, write K and V to the batch's slots."""
-        padded = torch.empty(self._num_padded, num_heads, self._head_dim, dtype=qkv.dtype, device=qkv.device)
-        return rope_kv_write(
-            qkv,
-            self._cos_sin,
-            self._positions,
-            self._out_slots,
-            kv_layer,
-            num_heads=num_heads,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            eps=eps,
-            out=padded[: len(qkv)],
-        )
+        """Add ``x`` to ``residual`` in place and normalise the sum; unless there is ``out``, in the place of ``x``."""
+        return add_rms_norm(x, residual, gain, self._eps, out=x if out is None else out)
 
-    def attention(self, q: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
-        """Attend causally from every token of the batch to its request's slots.
+    def attention(
+        self, qkv: torch.Tensor, kv_layer: torch.Tensor, *, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Write K and V to the batch's slots, then attend causally from every token to its request's slots.
 
-        The decode kernel writes one row for each decode row that there is room for, zeros where none is; the prefill
-        kernel then writes those of its tokens. Padding rows may be left as they are.
-
-        Args:
-            q: From ``rope_kv_write``, which has left room behind it for as many decode rows.
-            kv_layer: One layer of the cache.
+        A batch of decode rows leaves the rotation and the writing to decode attention. In any other the decode kernel
+        writes one row for each decode row that there is room for, zeros where none is, and the prefill kernel then
+        writes those of its tokens. Padding rows may be left as they are.
         """
-        padded_q = q.as_strided((self._num_padded, *q.shape[1:]), q.stride())
-        out = torch.empty_like(padded_q)
+        rotation = Rotation(self._cos_sin, q_norm, k_norm, self._eps)
+        out = torch.empty(self._num_padded, self._num_heads, self._head_dim, dtype=qkv.dtype, device=qkv.device)
+        if self._decode is not None and not self._prefills:
+            self._attend_decode(self._decode, qkv, kv_layer, out, rotation)
+        else:
+            self._attend_mixed(self._rotate_and_write(qkv, kv_layer, rotation), kv_layer, out)
+        return out[: len(qkv)].flatten(1)
+
+    def _rotate_and_write(self, qkv: torch.Tensor, kv_layer: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Give the queries, [num_tokens, num_heads, head_dim]."""
+        return rope_kv_write(qkv, rotation, self._positions, self._out_slots, kv_layer, num_heads=self._num_heads)
+
+    def _attend_mixed(self, q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor) -> None:
         if self._decode is not None:
-            num_decode = len(self._decode.req_rows)
-            decode_attention(
-                padded_q[:num_decode],
-                kv_layer,
-                self._req_to_slots,
-                self._decode.req_rows,
-                self._decode.seq_lens,
-                scale=self._scale,
-                plan=self._decode.plan,
-                out=out[:num_decode],
-            )
+            self._attend_decode(self._decode, q, kv_layer, out, None)
         for prefill in self._prefills:
             prefill_attention(
                 q,
@@ -186,7 +163,21 @@ class CudaBackend:
                 plan=prefill.plan,
                 out=out,
             )
-        return out[: len(q)]
+
+    def _attend_decode(
+        self, decode: "_Decode", q: torch.Tensor, kv_layer: torch.Tensor, out: torch.Tensor, rotation: Rotation | None
+    ) -> None:
+        decode_attention(
+            q,
+            kv_layer,
+            self._req_to_slots,
+            decode.req_rows,
+            decode.seq_lens,
+            scale=self._scale,
+            rotation=rotation,
+            plan=decode.plan,
+            out=out[: len(decode.req_rows)],
+        )
 
 
 @dataclass(frozen=True, slots=True)

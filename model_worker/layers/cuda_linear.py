@@ -3,48 +3,33 @@
 import torch
 import torch.nn.functional as F
 
-from lightserve.kernels.norm_gemv import norm_gemv
-from lightserve.kernels.skinny_gemm import skinny_gemm, skinny_pays
-from lightserve.model_worker.layers.linear import Norms, NormThenLinear
-
-# Width up to which norm and product of one row are one kernel: that takes a 1B's step from 1.03 to 1.00 ms.
-FUSED_MAX_WIDTH = 2048
+from lightserve.kernels.gemv import gemv
+from lightserve.kernels.silu_mul import silu_mul
+from lightserve.kernels.skinny_gemm import MAX_ROWS, skinny_gemm
 
 
 class CudaLinear:
-    """Implements ``Linear``.
+    """Implements ``Linear``, with silu(gate) * up after it if asked.
 
     Args:
-        weight: [out_features, in_features].
+        weight: [out_features, in_features]; gated: gate, then up.
         bias: [out_features] or None.
+        gated: Whether half as many features come out.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False) -> None:
         self._weight = weight
         self._bias = bias
+        self._gated = gated
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
-        """Map [n, in_features] to [n, out_features]."""
-        if self._weight.itemsize == 2 and skinny_pays(x.shape[0], self._weight.shape[0]):
-            return skinny_gemm(x, self._weight, self._bias)
-        return F.linear(x, self._weight, self._bias)
-
-
-class CudaNormLinear(NormThenLinear):
-    """Implements ``NormLinear``: one kernel for one row that is not too wide."""
-
-    def __init__(
-        self, norms: Norms, gain: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
-        super().__init__(norms, gain, eps, CudaLinear(weight, bias))
-        self._weight = weight
-        self._bias = bias
-
-    def __call__(self, x: torch.Tensor | None, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add ``x`` (if any) to the residual, normalise the sum, and project it."""
-        if residual.shape[0] == 1 and residual.shape[1] <= FUSED_MAX_WIDTH:
-            return norm_gemv(x, residual, self._gain, self._eps, self._weight, self._bias)
-        return super().__call__(x, residual)
+        """Map [n, in_features] to the features."""
+        if self._weight.itemsize == 2 and len(x) == 1:
+            return gemv(x, self._weight, self._bias, gated=self._gated)
+        if self._weight.itemsize == 2 and len(x) <= MAX_ROWS:
+            return skinny_gemm(x, self._weight, self._bias, gated=self._gated)
+        product = F.linear(x, self._weight, self._bias)
+        return silu_mul(product) if self._gated else product
 
 
 class CudaHead:
@@ -59,9 +44,9 @@ class CudaHead:
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, hidden_size] to [n, vocab_rows] float32."""
-        if self._weight.itemsize == 2 and skinny_pays(x.shape[0], self._weight.shape[0]):
-            out = torch.empty(x.shape[0], self._weight.shape[0], dtype=torch.float32, device=x.device)
-            return skinny_gemm(x, self._weight, out=out)
+        if self._weight.itemsize == 2 and len(x) <= MAX_ROWS:
+            out = torch.empty(len(x), len(self._weight), dtype=torch.float32, device=x.device)
+            return gemv(x, self._weight, out=out) if len(x) == 1 else skinny_gemm(x, self._weight, out=out)
         if x.dtype is torch.float32:
             return F.linear(x, self._weight)
         return torch.mm(x, self._weight.t(), out_dtype=torch.float32)

@@ -32,10 +32,10 @@ class NormLinear(Protocol):
 class Norms(Protocol):
     """The two norms of a backend."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         """Normalise rows."""
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         """Add ``x`` to ``residual`` in place and normalise the sum."""
 
 
@@ -45,40 +45,38 @@ class NormThenLinear:
     Args:
         norms: Of the backend.
         gain: [in_features], of the norm.
-        eps: Of the norm.
         linear: The projection.
     """
 
-    def __init__(self, norms: Norms, gain: torch.Tensor, eps: float, linear: Linear) -> None:
+    def __init__(self, norms: Norms, gain: torch.Tensor, linear: Linear) -> None:
         self._norms = norms
         self._gain = gain
-        self._eps = eps
         self._linear = linear
 
     def __call__(self, x: torch.Tensor | None, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add ``x`` (if any) to the residual in place, normalise the sum, and project it."""
         if x is None:
-            normed = self._norms.rms_norm(residual, self._gain, self._eps)
+            normed = self._norms.rms_norm(residual, self._gain)
         else:
-            normed = self._norms.add_rms_norm(x, residual, self._gain, self._eps)
+            normed = self._norms.add_rms_norm(x, residual, self._gain)
         return self._linear(normed), residual
 
 
-class SiluThenLinear:
-    """silu(gate) · up, then a projection.
+class LinearThenSilu:
+    """A projection to gate and up, then silu(gate) · up.
 
     Args:
-        silu_mul: Of the backend.
         linear: The projection.
+        silu_mul: Of the backend.
     """
 
-    def __init__(self, silu_mul: Callable[[torch.Tensor], torch.Tensor], linear: Linear) -> None:
-        self._silu_mul = silu_mul
+    def __init__(self, linear: Linear, silu_mul: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._linear = linear
+        self._silu_mul = silu_mul
 
-    def __call__(self, gate_up: torch.Tensor, /) -> torch.Tensor:
-        """Map [n, 2 * in_features], gate then up, to [n, out_features]."""
-        return self._linear(self._silu_mul(gate_up))
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
+        """Map [n, in_features] to [n, half the projection's out_features]."""
+        return self._silu_mul(self._linear(x))
 
 
 class PlainLinear:
@@ -120,7 +118,8 @@ class PackedLinear:
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this torch has oneDNN's packed product for ``dtype``."""
+    """Whether this torch has oneDNN's packed product for ``dtype`` on this CPU."""
     ops = torch.ops.mkldnn
-    available = torch._C._has_mkldnn and hasattr(ops, "_reorder_linear_weight")
-    return available and dtype in (torch.bfloat16, torch.float32) and hasattr(ops, "_linear_pointwise")
+    if not (torch._C._has_mkldnn and hasattr(ops, "_reorder_linear_weight") and hasattr(ops, "_linear_pointwise")):
+        return False
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and bool(ops._is_mkldnn_bf16_supported()))

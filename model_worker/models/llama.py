@@ -17,13 +17,13 @@ BackendT = TypeVar("BackendT", bound=Backend)
 class DecoderLayer:
     """Attention and feed-forward of one layer, this rank's share."""
 
-    def __init__(self, weights: LayerWeights, backend: Backend, eps: float) -> None:
-        self.qkv = backend.norm_linear(weights.input_norm, eps, weights.qkv, weights.qkv_bias)
+    def __init__(self, weights: LayerWeights, backend: Backend) -> None:
+        self.qkv = backend.norm_linear(weights.input_norm, weights.qkv, weights.qkv_bias)
         self.q_norm = weights.q_norm
         self.k_norm = weights.k_norm
         self.o_proj = backend.linear(weights.o_proj)
-        self.gate_up = backend.norm_linear(weights.post_attention_norm, eps, weights.gate_up)
-        self.down_proj = backend.silu_linear(weights.down_proj)
+        self.gate_up = backend.norm_gated_linear(weights.post_attention_norm, weights.gate_up)
+        self.down_proj = backend.linear(weights.down_proj)
 
 
 class LlamaModel(Generic[BackendT]):
@@ -46,25 +46,24 @@ class LlamaModel(Generic[BackendT]):
     def __init__(
         self, config: ModelConfig, weights: ModelWeights, shard: Shard, *, backend: BackendT, ranks: Ranks
     ) -> None:
-        self._eps = config.rms_norm_eps
         self.hidden_size = config.hidden_size
         self.num_kv_heads = len(shard.kv_heads)
         self.world_size = ranks.world_size
-        self._num_heads = len(shard.q_heads)
         self._first_id = shard.vocab.start
         self.backend = backend
         self._ranks = ranks
         self._embedding = weights.embedding
-        self._layers = [DecoderLayer(weights.layers.pop(0), backend, self._eps) for _ in range(config.num_layers)]
+        self._layers = [DecoderLayer(weights.layers.pop(0), backend) for _ in range(config.num_layers)]
         self._final_norm = weights.final_norm
         self._lm_head = backend.head(weights.lm_head)
 
-    def forward(self, token_ids: torch.Tensor, kv_cache: KVCache) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, kv_cache: KVCache, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Run the batch that the backend has begun, writing its K and V.
 
         Args:
             token_ids: [num_tokens] int32, none negative.
             kv_cache: This rank's.
+            out: [num_tokens, hidden_size] contiguous; made when not given.
 
         Returns:
             [num_tokens, hidden_size], last hidden states.
@@ -73,7 +72,7 @@ class LlamaModel(Generic[BackendT]):
         x, residual = self._run_layer(self._layers[0], kv_cache.layers[0], None, self._ranks.all_reduce(embedded))
         for layer, kv_layer in zip(self._layers[1:], kv_cache.layers[1:], strict=True):
             x, residual = self._run_layer(layer, kv_layer, x, residual)
-        return self.backend.add_rms_norm(x, residual, self._final_norm, self._eps)
+        return self.backend.add_rms_norm(x, residual, self._final_norm, out=out)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states to logits.
@@ -91,17 +90,7 @@ class LlamaModel(Generic[BackendT]):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Give what the layer adds to the residual, and the residual it adds it to."""
         qkv, residual = layer.qkv(x, residual)
-        x = self._ranks.all_reduce(layer.o_proj(self._attention(layer, qkv, kv_layer)))
-        gate_up, residual = layer.gate_up(x, residual)
-        return self._ranks.all_reduce(layer.down_proj(gate_up)), residual
-
-    def _attention(self, layer: DecoderLayer, qkv: torch.Tensor, kv_layer: torch.Tensor) -> torch.Tensor:
-        q = self.backend.rope_kv_write(
-            qkv,
-            kv_layer,
-            num_heads=self._num_heads,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            eps=self._eps,
-        )
-        return self.backend.attention(q, kv_layer).flatten(1)
+        attended = self.backend.attention(qkv, kv_layer, q_norm=layer.q_norm, k_norm=layer.k_norm)
+        x = self._ranks.all_reduce(layer.o_proj(attended))
+        activated, residual = layer.gate_up(x, residual)
+        return self._ranks.all_reduce(layer.down_proj(activated)), residual

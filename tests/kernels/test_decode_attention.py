@@ -8,9 +8,10 @@ from lightserve.kernels.decode_attention import (
     decode_attention_reference,
     plan_decode,
 )
+from lightserve.kernels.rope_kv_write import Rotation
 from tests.kernels.kit import DTYPES, HEADS, assert_close, int32, poisoned, randn, random_slots
 
-CHUNK = 128  # the least that is worth an item
+CHUNK = 128  # so many are cut where requests are few
 
 
 def check(seq_lens: list[int], heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
@@ -41,6 +42,29 @@ def test_the_items_of_long_requests_are_merged_inside_the_kernel_and_after_it(
 ) -> None:
     monkeypatch.setattr("lightserve.kernels.decode_attention.num_multiprocessors", lambda device: multiprocessors)
     check([3 * CHUNK + 1, 7, 2 * CHUNK], heads, 64, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), HEADS)
+@pytest.mark.parametrize("norm", [False, True])
+def test_with_a_rotation_it_first_writes_the_new_keys_and_values(
+    num_heads: int, num_kv_heads: int, head_dim: int, norm: bool, dtype: torch.dtype
+) -> None:
+    seq_lens, num_slots = [1, 64, 65, 2 * CHUNK + 3, 0, 0], 1000
+    q_norm, k_norm = (randn(head_dim, dtype=dtype), randn(head_dim, dtype=dtype)) if norm else (None, None)
+    rotation = Rotation(randn(300, head_dim), q_norm, k_norm, 1e-6)
+    req_to_slots, req_rows = random_slots(seq_lens, max(seq_lens), num_slots)
+    cache = randn(num_slots, 2, num_kv_heads, head_dim, dtype=dtype)
+    for req_row, seq_len in zip(req_rows.tolist(), seq_lens, strict=True):
+        cache[req_to_slots[req_row, seq_len - 1 : seq_len].long()] = float("nan")  # what is to be written
+    expected_cache = cache.clone()
+    qkv = randn(5, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)  # of the last padding row there is none
+    batch = (req_to_slots, req_rows, int32(seq_lens))
+    expected = decode_attention_reference(qkv, expected_cache, *batch, scale=head_dim**-0.5, rotation=rotation)
+    out = poisoned(len(seq_lens), num_heads, head_dim, dtype=dtype)
+    decode_attention(qkv, cache, *batch, scale=head_dim**-0.5, rotation=rotation, out=out)
+    assert_close(out, expected)
+    assert_close(cache, expected_cache)
 
 
 def test_no_requests_are_no_work() -> None:

@@ -4,7 +4,7 @@ import torch
 
 from lightserve.kernels.decode_attention import decode_attention, decode_attention_reference
 from lightserve.kernels.prefill_attention import GATHERED, plan_prefill, prefill_attention, prefill_attention_reference
-from lightserve.kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
+from lightserve.kernels.rope_kv_write import Rotation, rope_kv_write, rope_kv_write_reference
 from tests.kernels.kit import DEVICE, assert_close, int32, poisoned, randn
 
 SLOT_ELEMENTS = 2 * 2 * 64
@@ -23,9 +23,9 @@ def test_the_last_slots_are_written_and_read_where_they_lie() -> None:
     out_slots = int32(list(range(NUM_SLOTS - 70, NUM_SLOTS)))
     last = cache[NUM_SLOTS - 70 :]
     expected = torch.zeros_like(last)
-    qkv, cos_sin = randn(70, 8 * 64, dtype=torch.float16), randn(80, 64)
-    q = rope_kv_write(qkv, cos_sin, positions, out_slots, cache, num_heads=4)
-    rope_kv_write_reference(qkv, cos_sin, positions, positions, expected, num_heads=4)
+    qkv, rotation = randn(70, 8 * 64, dtype=torch.float16), Rotation(randn(80, 64))
+    q = rope_kv_write(qkv, rotation, positions, out_slots, cache, num_heads=4)
+    rope_kv_write_reference(qkv, rotation, positions, positions, expected, num_heads=4)
     assert_close(last, expected)
 
     table, near, row, seq_len = out_slots.view(1, 70), positions.view(1, 70), int32([0]), int32([70])

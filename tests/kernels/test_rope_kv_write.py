@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightserve.kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
+from lightserve.kernels.rope_kv_write import Rotation, rope_kv_write, rope_kv_write_reference
 from tests.kernels.kit import DEVICE, DTYPES, HEADS, assert_close, int32, poisoned, randn
 
 
@@ -15,23 +15,13 @@ def test_queries_and_cache_equal_the_references(
 ) -> None:
     qkv = randn(5, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
     q_norm, k_norm = (randn(head_dim, dtype=dtype), randn(head_dim, dtype=dtype)) if norm else (None, None)
-    cos_sin, positions, out_slots = randn(50, head_dim), int32([0, 49, 7, 7, 20]), int32([3, 1, 9, 0, 6])
+    rotation = Rotation(randn(50, head_dim), q_norm, k_norm, 1e-6)
+    positions, out_slots = int32([0, 49, 7, 7, 20]), int32([3, 1, 9, 0, 6])
     cache = poisoned(11, 2, num_kv_heads, head_dim, dtype=dtype)
     expected_cache = cache.clone()
-    expected = rope_kv_write_reference(
-        qkv, cos_sin, positions, out_slots, expected_cache, num_heads=num_heads, q_norm=q_norm, k_norm=k_norm
-    )
-    out = rope_kv_write(
-        qkv,
-        cos_sin,
-        positions,
-        out_slots,
-        cache,
-        num_heads=num_heads,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        out=poisoned(5, num_heads, head_dim, dtype=dtype),
-    )
+    expected = rope_kv_write_reference(qkv, rotation, positions, out_slots, expected_cache, num_heads=num_heads)
+    out = poisoned(5, num_heads, head_dim, dtype=dtype)
+    rope_kv_write(qkv, rotation, positions, out_slots, cache, num_heads=num_heads, out=out)
     assert_close(out, expected)
     written = out_slots.long()
     assert_close(cache[written], expected_cache[written])
@@ -41,19 +31,19 @@ def test_queries_and_cache_equal_the_references(
 
 def test_the_layer_may_be_a_view_of_the_whole_cache() -> None:
     whole = torch.zeros(11, 3, 2, 2, 64, device=DEVICE)  # slots outermost: large strides between them
-    qkv, cos_sin, positions, out_slots = randn(2, 8 * 64), randn(9, 64), int32([1, 8]), int32([10, 4])
+    qkv, rotation, positions, out_slots = randn(2, 8 * 64), Rotation(randn(9, 64)), int32([1, 8]), int32([10, 4])
     expected = whole.clone()
-    rope_kv_write_reference(qkv, cos_sin, positions, out_slots, expected[:, 1], num_heads=4)
-    rope_kv_write(qkv, cos_sin, positions, out_slots, whole[:, 1], num_heads=4)
+    rope_kv_write_reference(qkv, rotation, positions, out_slots, expected[:, 1], num_heads=4)
+    rope_kv_write(qkv, rotation, positions, out_slots, whole[:, 1], num_heads=4)
     assert_close(whole, expected)
 
 
 def test_no_tokens_are_no_work() -> None:
     cache = torch.zeros(4, 2, 1, 64, device=DEVICE)
-    assert rope_kv_write(randn(0, 3 * 64), randn(9, 64), int32([]), int32([]), cache, num_heads=1).shape == (0, 1, 64)
+    rotation = Rotation(randn(9, 64))
+    assert rope_kv_write(randn(0, 3 * 64), rotation, int32([]), int32([]), cache, num_heads=1).shape == (0, 1, 64)
 
 
 def test_one_norm_without_the_other_is_refused() -> None:
-    cache = torch.zeros(4, 2, 1, 64, device=DEVICE)
     with pytest.raises(ValueError, match="go together"):
-        rope_kv_write(randn(1, 3 * 64), randn(9, 64), int32([0]), int32([0]), cache, num_heads=1, q_norm=torch.ones(64))
+        Rotation(randn(9, 64), q_norm=torch.ones(64))

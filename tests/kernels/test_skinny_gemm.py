@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from lightserve.kernels.skinny_gemm import TileRule, _launch_tiles, skinny_gemm, skinny_gemm_reference
+from lightserve.kernels.skinny_gemm import TileRule, _launch, skinny_gemm, skinny_gemm_reference
 from tests.kernels.kit import DTYPES, assert_close, poisoned, randn
 
 
 def operands(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return randn(m, k, dtype=dtype), randn(n, k, dtype=dtype), randn(n, dtype=dtype)
+    return randn(m, k, dtype=dtype), randn(n, k, dtype=dtype) * k**-0.5, randn(n, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -21,18 +21,31 @@ def test_skinny_gemm_equals_its_reference(m: int, shape: tuple[int, int], dtype:
     assert_close(skinny_gemm(x, weight, bias), skinny_gemm_reference(x, weight, bias))
 
 
-@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("m", [2, 33, 64])
+@pytest.mark.parametrize("shape", [(2, 1), (98, 131), (384, 576)])
+def test_a_gated_weight_gives_half_as_many_features(m: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, weight, _ = operands(m, *shape, dtype)
+    out = poisoned(m, shape[0] // 2, dtype=dtype)
+    assert_close(skinny_gemm(x, weight, gated=True, out=out), skinny_gemm_reference(x, weight, gated=True))
+
+
 @pytest.mark.parametrize("split_k", [1, 2, 3])
 @pytest.mark.parametrize("k", [100, 512])
-def test_parts_of_k_are_summed_once_and_again_in_the_next_launch(k: int, split_k: int, swap: bool) -> None:
+def test_parts_of_k_are_summed_once_and_again_in_the_next_launch(k: int, split_k: int) -> None:
     x, weight, bias = operands(5, 70, k, torch.float32)
-    rule = TileRule(block_n=32, block_k=64, split_k=split_k, num_warps=4, num_stages=2, swap=swap)
+    rule = TileRule(block_n=32, block_k=64, split_k=split_k, num_warps=4, num_stages=2)
     for _ in range(2):
         out = poisoned(5, 70, dtype=torch.float32)
-        _launch_tiles(x, weight, bias, out, rule)
+        _launch(x, weight, bias, out, rule, gated=False)
         assert_close(out, skinny_gemm_reference(x, weight, bias))
 
 
 def test_too_many_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 64 rows"):
         skinny_gemm(randn(65, 8), randn(4, 8))
+
+
+def test_a_gated_weight_without_two_halves_is_refused() -> None:
+    with pytest.raises(ValueError, match="two halves"):
+        skinny_gemm(randn(2, 64), randn(7, 64), gated=True)

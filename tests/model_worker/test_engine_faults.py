@@ -37,11 +37,11 @@ class CrampedModel(LlamaModel[CpuBackend]):
         self.most = most
         self.num_failures = 0
 
-    def forward(self, token_ids: torch.Tensor, kv_cache: KVCache) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, kv_cache: KVCache, *, out: torch.Tensor | None = None) -> torch.Tensor:
         if len(token_ids) > self.most:
             self.num_failures += 1
             raise torch.OutOfMemoryError("no room")
-        return super().forward(token_ids, kv_cache)
+        return super().forward(token_ids, kv_cache, out=out)
 
 
 def poison(engine: CpuEngine) -> None:
