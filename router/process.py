@@ -20,6 +20,7 @@ from lightserve.ipc.messages import (
 )
 from lightserve.router.admission import Admission, ConservativeAdmission
 from lightserve.router.limits import Limits
+from lightserve.router.pace import Pace
 from lightserve.router.past_future import PastFutureAdmission
 from lightserve.router.scheduler import Scheduler
 from lightserve.router.worker_client import WorkerClient
@@ -70,6 +71,7 @@ class Router:
         self._send = send
         self._scheduler = scheduler
         self._workers = workers
+        self._pace = Pace(workers.step, clock)
         self._clock = clock
         self._sent_load: LoadMsg | None = None
         self._load_sent_at = -_LOAD_INTERVAL_S
@@ -79,21 +81,31 @@ class Router:
         self._receive()
         plan = self._scheduler.plan()
         if plan is not None:
-            self._apply(self._workers.step(plan))
+            self._apply(self._pace.step(plan))
         elif not self._scheduler.is_idle:
             self._apply(self._workers.flush())
         self._send_load()
 
     def _receive(self) -> None:
         if self._scheduler.is_idle:
-            message = self._inbox.receive()
-            if message is not None:
-                self._take_in(message)
+            self._take_in(self._inbox.receive())
+        elif not self._scheduler.num_waiting:
+            self._receive_while_busy()
         for message in self._inbox.drain():
             self._take_in(message)
 
-    def _take_in(self, message: RouterInbox) -> None:
+    def _receive_while_busy(self) -> None:
+        """Take in what comes before the next step has to be planned."""
+        while (spare_s := self._pace.spare_s()) > 0:
+            message = self._inbox.receive(spare_s)
+            if message is None:
+                return
+            self._take_in(message)
+
+    def _take_in(self, message: RouterInbox | None) -> None:
         match message:
+            case None:
+                pass
             case GenerateMsg():
                 self._scheduler.add(message)
             case AbortMsg(req_ids):

@@ -52,8 +52,11 @@ class Inbox(Generic[Msg]):
         self._decoder: _Decoder[Msg] = _Decoder(name, union_type)
 
     def receive(self, timeout_s: float | None = None) -> Msg | None:
-        """Wait for one message; None when ``timeout_s`` passed without one (0: do not wait; None: for ever)."""
-        while timeout_s is None or self.socket.poll(round(timeout_s * 1000)):
+        """Wait for one message; None when ``timeout_s``, whole milliseconds of it, passed without one.
+
+        0: do not wait; None: for ever.
+        """
+        while timeout_s is None or self.socket.poll(int(timeout_s * 1000)):
             message = self._decoder.decode(self.socket.recv())
             if message is not None:
                 return message

@@ -41,16 +41,27 @@ LIMITS = Limits(
 
 
 class FakeInbox:
-    """Holds what has been put into it; waiting on an empty one would hang, so it fails."""
+    """Holds what has been put into it; waiting for ever on an empty one would hang, so it fails.
 
-    def __init__(self) -> None:
+    Args:
+        sleep: Lets time pass.
+    """
+
+    def __init__(self, sleep: Callable[[float], None]) -> None:
+        self._sleep = sleep
         self.messages: deque[RouterInbox] = deque()
+        self.late_messages: deque[RouterInbox] = deque()
         self.num_waits = 0
 
     def receive(self, timeout_s: float | None = None) -> RouterInbox | None:
-        """Take one message."""
-        self.num_waits += 1
-        return self.messages.popleft()
+        """Take one message; of late ones, one comes in the middle of each wait that has an end."""
+        if timeout_s is None:
+            self.num_waits += 1
+            return self.messages.popleft()
+        if self.messages:
+            return self.messages.popleft()
+        self._sleep(timeout_s / 2 if self.late_messages else timeout_s)
+        return self.late_messages.popleft() if self.late_messages else None
 
     def drain(self) -> list[RouterInbox]:
         """Take all messages."""
@@ -82,11 +93,12 @@ class Harness:
         self.seen: dict[int, Seen] = {}
         self.loads: list[LoadMsg] = []
         self.finished: list[int] = []
-        self.inbox = FakeInbox()
+        self.inbox = FakeInbox(self.sleep)
         self.worker = FakeWorker(
             self.limits.max_total_token_num, self.limits.running_max_req_size, self.limits.max_req_total_len
         )
         self.now = 0.0
+        self.busy_until = 0.0
         self.seconds_per_step: Callable[[StepPlan], float] = lambda plan: 1.0
         self.admission = admission or ConservativeAdmission(
             self.limits.max_total_token_num, self.limits.running_max_req_size
@@ -97,6 +109,10 @@ class Harness:
     def clock(self) -> float:
         """Tell the time: it passes while the worker runs."""
         return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
 
     def take(self, message: DetokenizerInbox) -> None:
         """Play the detokenizer, which accepts nothing after a request's terminal entry."""
@@ -131,17 +147,21 @@ class Harness:
 
     def step(self, plan: StepPlan) -> StepResult | None:
         """Play the workers: the result of the step before comes when that step has taken its time."""
-        self.now += self.seconds_per_step(self.worker.plans[-1]) if self.worker.plans else 0.0
+        self.now = max(self.now, self.busy_until)
+        self.busy_until = self.now + self.seconds_per_step(plan)
         return self.worker.step(plan)
 
     def flush(self) -> StepResult | None:
         """Play the workers."""
-        self.now += self.seconds_per_step(self.worker.plans[-1])
+        self.now = max(self.now, self.busy_until)
         return self.worker.flush()
 
-    def submit(self, req_id: int, prompt_ids: list[int], sampling: SamplingParams, **more: Any) -> None:
-        """Put a request into the inbox."""
-        self.inbox.messages.append(GenerateMsg(req_id, pack_int32(prompt_ids), sampling, TextParams(), **more))
+    def submit(
+        self, req_id: int, prompt_ids: list[int], sampling: SamplingParams, *, late: bool = False, **more: Any
+    ) -> None:
+        """Put a request into the inbox, or let it come while the router waits there."""
+        messages = self.inbox.late_messages if late else self.inbox.messages
+        messages.append(GenerateMsg(req_id, pack_int32(prompt_ids), sampling, TextParams(), **more))
 
     def turn(self) -> None:
         """Let the router do one turn, and look at what it holds."""

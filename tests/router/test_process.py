@@ -1,6 +1,7 @@
+import pytest
 from msgspec.structs import replace
 
-from lightserve.ipc.messages import AbortMsg, LoadMsg
+from lightserve.ipc.messages import AbortMsg, LoadMsg, unpack_int32
 from lightserve.sampling_params import SamplingParams
 from tests.router.harness import Harness
 
@@ -25,6 +26,25 @@ def test_the_last_result_is_fetched_without_another_step() -> None:
     harness.turn()
     assert len(harness.seen[1].output_ids) == 1
     assert len(harness.worker.plans) == 1
+
+
+def test_a_request_that_comes_while_a_step_runs_is_in_the_next_one() -> None:
+    harness = Harness()
+    harness.submit(1, [1, 2, 3], SamplingParams(30, ignore_eos=True))
+    for _ in range(4):
+        harness.turn()
+    harness.submit(2, [4, 5, 6], SamplingParams(30, ignore_eos=True), late=True)
+    before = harness.now
+    harness.turn()
+    assert unpack_int32(harness.worker.plans[-1].prefill_rows).tolist() == [1]
+    assert harness.now - before == pytest.approx(1.0)  # as long as the step that ran, no longer
+
+
+def test_the_device_never_waits_for_a_plan() -> None:
+    harness = Harness()
+    harness.submit(1, [1, 2, 3], SamplingParams(30, ignore_eos=True))
+    harness.run()
+    assert harness.now == pytest.approx(30.0)
 
 
 def test_the_load_goes_back_to_zero_when_all_clients_leave() -> None:
