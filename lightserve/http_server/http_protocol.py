@@ -6,6 +6,7 @@ import sys
 from asyncio import TimerHandle, Transport
 
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from lightserve.errors import RequestError
@@ -23,21 +24,22 @@ class PartWriter:
     It is the ``writer`` of a scope's extension ``PART_WRITER``.
 
     Args:
-        cycle: Of the request, whose head has been sent when the first part is written.
+        transport: Of the connection, on which the reply's head has been written before the first part.
+        flow: Knows whether the client keeps up.
     """
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+    def __init__(self, transport: Transport, flow: FlowControl) -> None:
+        self._transport = transport
+        self._flow = flow
 
     @property
     def is_ready(self) -> bool:
         """Whether the client is there and reads; if not, ``send`` knows what to do."""
-        cycle = self._cycle
-        return not (cycle.flow.write_paused or cycle.disconnected or cycle.transport.is_closing())
+        return not (self._flow.write_paused or self._transport.is_closing())
 
     def write(self, part: bytes) -> None:
         """Write a part that is not empty."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -107,7 +109,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        cycle.scope["extensions"] = {PART_WRITER: {"writer": PartWriter(cycle)}}
+        cycle.scope["extensions"] = {PART_WRITER: {"writer": PartWriter(cycle.transport, cycle.flow)}}
         super()._start_asgi_task(cycle, app)
 
     def _read_on(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import gc
 import socket
 import time
 from collections.abc import Callable
@@ -33,6 +34,9 @@ from lightserve.tokenizer import Tokenizer
 # Longer than clients keep idle connections, or one would be closed just as its client uses it again.
 _KEEP_ALIVE_S = 75
 _GRACEFUL_S = 2
+# With Python's own (700, 10, 10) the collector walks through all open requests six times while 3,000 of them come,
+# which is 30 % of what they cost; so it does twice.
+_GC_THRESHOLDS = (10_000, 10, 10)
 
 
 async def serve(boot: Boot, index: int) -> None:
@@ -50,6 +54,7 @@ async def serve(boot: Boot, index: int) -> None:
 
     def started() -> None:
         freeze_garbage_collector()
+        gc.set_threshold(*_GC_THRESHOLDS)
         launcher.send(ReadyMsg(name))
 
     def serving() -> None:
