@@ -23,15 +23,15 @@ from typing import Any
 
 import msgspec
 from benchmark.api import API_FAMILIES, Sampling
-from benchmark.endpoint import Endpoint, ServerQueries
-from benchmark.fleet import FleetResult, choose_num_processes, run_fleet, time_requests
+from benchmark.endpoint import Endpoint, ServerError, ServerQueries
+from benchmark.fleet import ClientDiedError, FleetResult, choose_num_processes, run_fleet, time_requests
 from benchmark.messages import Job
 from benchmark.report import versions
 from benchmark.traces import RandomIds
 from front_end_bench.cpu_times import CpuTimes
 from front_end_bench.scenario import SCENARIOS, Scenario, make_scenario
-from front_end_bench.server import running_server
-from front_end_bench.steady_window import Delivery, full_window, measure_delivery
+from front_end_bench.server import ServerDiedError, running_server
+from front_end_bench.steady_window import Delivery, NoWindowError, full_window, measure_delivery
 
 _PACKAGES = ("lightserve", "uvicorn", "uvloop", "httptools", "msgspec", "pyzmq", "rpyc", "numpy")
 _MODEL_DIR = Path(__file__).resolve().parent / "presets" / "llama-3.1-8b"
@@ -73,11 +73,11 @@ class Result:
 def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server is stopped
     options, server_flags = _parse(arguments)
-    results = []
-    for name in options.scenarios:
-        scenario = make_scenario(name, options.num_streams, options.tokens_per_s, options.seconds)
-        results.append(_run(scenario, options, server_flags))
-        print(_processes_text(results[-1]), flush=True)
+    try:
+        results = [_run(scenario, options, server_flags) for scenario in _scenarios(options)]
+    except (ServerDiedError, ServerError, ClientDiedError, NoWindowError) as error:
+        print(f"bench_front_end: {error}", file=sys.stderr)
+        return 2
     print(_table(results))
     if options.json is not None:
         options.json.write_bytes(_json(arguments, results))
@@ -88,7 +88,7 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--scenarios", type=_scenarios, default=list(SCENARIOS), help="some of them, by name")
+    parser.add_argument("--scenarios", type=_names, default=list(SCENARIOS), help="some of them, by name")
     parser.add_argument("--num_streams", type=int, default=3000, help="open at once (%(default)s)")
     parser.add_argument("--tokens_per_s", type=float, default=16000.0, help="the worker's pace (%(default)s)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a full batch, about (%(default)s)")
@@ -101,11 +101,17 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args(arguments)
 
 
-def _scenarios(text: str) -> list[str]:
+def _names(text: str) -> list[str]:
     names = text.split(",")
     if unknown := set(names) - SCENARIOS.keys():
         raise argparse.ArgumentTypeError(f"no scenario is called {', '.join(sorted(unknown))}")
     return names
+
+
+def _scenarios(options: argparse.Namespace) -> list[Scenario]:
+    return [
+        make_scenario(name, options.num_streams, options.tokens_per_s, options.seconds) for name in options.scenarios
+    ]
 
 
 def _run(scenario: Scenario, options: argparse.Namespace, server_flags: Sequence[str]) -> Result:
@@ -114,7 +120,9 @@ def _run(scenario: Scenario, options: argparse.Namespace, server_flags: Sequence
         num_processes = options.client_processes or choose_num_processes(len(job.requests), None)
         with CpuTimes(server.pid) as cpu_times:
             load = run_fleet(job, num_processes, lambda num_ended: None)
-    return _measure(scenario, load, cpu_times)
+    result = _measure(scenario, load, cpu_times)
+    print(_processes_text(result), flush=True)
+    return result
 
 
 def _job(scenario: Scenario, url: str, api: str) -> Job:
@@ -128,7 +136,7 @@ def _job(scenario: Scenario, url: str, api: str) -> Job:
 
 
 def _measure(scenario: Scenario, load: FleetResult, cpu_times: CpuTimes) -> Result:
-    window = full_window(load.outcomes, scenario.num_running)
+    window = full_window(load.outcomes, scenario.num_full)
     return Result(
         scenario=scenario.name,
         num_streams=len(scenario.lengths),

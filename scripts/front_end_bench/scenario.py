@@ -1,5 +1,6 @@
 """How many streams there are, how long they are, and how fast the model worker asks the front end to be."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,8 @@ from benchmark.traces import TraceRow
 
 # Steps of a batch that is not full yet: long, so that the first streams do not end before the last ones begin.
 FILLING_STEP_S = 0.25
+# Share of its rows from which on a batch counts as full: where streams come and go, a few are between two of them.
+FULL_FRAC = 0.95
 _FILLING_S = 15.0  # what a busy machine may take to begin 3,000 streams
 _SHORT_PROMPT = 16
 # Means of the ShareGPT-like trace: a stream has as many prompt tokens as output tokens.
@@ -19,7 +22,7 @@ class Scenario:
 
     Attributes:
         name: What it is called.
-        num_running: Requests in a full batch.
+        num_running: Requests that may run at once.
         step_s: How long a step of a full batch takes; 0: no time.
         lengths: Of each stream's prompt and answer.
     """
@@ -33,6 +36,11 @@ class Scenario:
     def asked_tokens_per_s(self) -> float | None:
         """Tokens that a full batch makes in a second; None when nothing but the front end bounds them."""
         return self.num_running / self.step_s if self.step_s else None
+
+    @property
+    def num_full(self) -> int:
+        """Streams from which on the batch counts as full."""
+        return math.ceil(FULL_FRAC * self.num_running)
 
     @property
     def max_total_token_num(self) -> int:

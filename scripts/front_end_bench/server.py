@@ -43,7 +43,7 @@ def running_server(scenario: Scenario, flags: Sequence[str]) -> Iterator[Server]
     Raises:
         ServerDiedError: It does not start.
     """
-    pace = WorkerPace(scenario.step_s, scenario.num_running, FILLING_STEP_S)
+    pace = WorkerPace(scenario.step_s, scenario.num_full, FILLING_STEP_S)
     process = subprocess.Popen(
         [sys.executable, "-P", *_command(pace), *_flags(scenario), *flags],
         env=os.environ | {"PYTHONPATH": _python_path()},

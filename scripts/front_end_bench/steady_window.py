@@ -7,8 +7,6 @@ import numpy as np
 from benchmark.messages import Outcome
 from benchmark.metrics import Distribution, Floats, chunk_tokens, weighted_distribution
 
-_FULL_FRAC = 0.95  # of the rows, from which on a batch counts as full
-
 
 class NoWindowError(Exception):
     """The batch was never full."""
@@ -44,8 +42,8 @@ class Delivery:
     gap_ms: Distribution
 
 
-def full_window(outcomes: Sequence[Outcome], num_running: int) -> Window:
-    """Find the time from the first to the last moment at which the batch was full.
+def full_window(outcomes: Sequence[Outcome], num_full: int) -> Window:
+    """Find the time from the first to the last moment at which so many streams were open.
 
     Raises:
         NoWindowError: There is none.
@@ -54,9 +52,9 @@ def full_window(outcomes: Sequence[Outcome], num_running: int) -> Window:
     changes = np.array([times[0] for times in reads] + [times[-1] for times in reads])
     order = np.argsort(changes, kind="stable")
     num_open = np.cumsum(np.where(order < len(reads), 1, -1))
-    full = np.flatnonzero(num_open >= _FULL_FRAC * num_running)
+    full = np.flatnonzero(num_open >= num_full)
     if not full.size:
-        raise NoWindowError(f"{num_running} streams were never open at once")
+        raise NoWindowError(f"{num_full} streams were never open at once")
     moments = changes[order]
     return Window(float(moments[full[0]]), float(moments[full[-1] + 1]))
 

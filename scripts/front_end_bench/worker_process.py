@@ -29,12 +29,12 @@ class WorkerPace(msgspec.Struct, frozen=True):
 
     Attributes:
         step_s: How long a step takes.
-        full_batch: Rows of a full batch.
+        num_full: Rows of a batch that counts as full.
         filling_step_s: What a step takes besides, until the batch has been full.
     """
 
     step_s: float
-    full_batch: int
+    num_full: int
     filling_step_s: float
 
 
@@ -87,7 +87,8 @@ class FillingWorker:
 
     def step(self, plan: StepPlan) -> StepResult | None:
         """Launch a step; return the result of the one before, as soon as it is there."""
-        self._has_been_full |= count_int32(plan.decode_rows) >= self._pace.full_batch
+        num_rows = count_int32(plan.decode_rows) + count_int32(plan.prefill_rows)
+        self._has_been_full |= num_rows >= self._pace.num_full
         if not self._has_been_full:
             time.sleep(self._pace.filling_step_s)
         return self._worker.step(plan)

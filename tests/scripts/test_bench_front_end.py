@@ -30,17 +30,17 @@ def outcome(times: list[float], usage: list[float]) -> Outcome:
 
 def test_the_window_opens_when_the_last_stream_begins_and_closes_when_the_first_ends() -> None:
     outcomes = [outcome([1.0, 6.0], [1, 2]), outcome([3.0, 5.0], [1, 2]), outcome([2.0, 9.0], [1, 2]), outcome([], [])]
-    assert full_window(outcomes, num_running=3) == Window(3.0, 5.0)
+    assert full_window(outcomes, num_full=3) == Window(3.0, 5.0)
 
 
 def test_a_dip_between_two_streams_does_not_end_the_window() -> None:
     outcomes = [outcome([1.0, 2.0], [1, 2]), outcome([3.0, 4.0], [1, 2])]
-    assert full_window(outcomes, num_running=1) == Window(1.0, 4.0)
+    assert full_window(outcomes, num_full=1) == Window(1.0, 4.0)
 
 
 def test_there_is_no_window_when_the_batch_was_never_full() -> None:
     with pytest.raises(NoWindowError):
-        full_window([outcome([1.0, 2.0], [1, 2]), outcome([3.0, 4.0], [1, 2])], num_running=2)
+        full_window([outcome([1.0, 2.0], [1, 2]), outcome([3.0, 4.0], [1, 2])], num_full=2)
 
 
 def test_what_comes_within_the_window_counts_and_its_gaps_do() -> None:
