@@ -110,6 +110,7 @@ class Scheduler:
             promised_slots=self._admission.peak(),
             requested_slots=self._batch.max_slots + self._queue.max_slots,
             max_total_token_num=self._limits.max_total_token_num,
+            num_pauses=self.num_pauses,
         )
 
     def add(self, message: GenerateMsg) -> None:

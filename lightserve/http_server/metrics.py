@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from lightserve.errors import RequestError
 from lightserve.ipc.messages import LoadMsg
@@ -55,6 +57,8 @@ class Metrics:
         self._cached = self._load_gauge("kv_slots_cached", "KV cache slots held by the prefix cache alone")
         self._promised = self._load_gauge("kv_slots_promised", "Peak that the running batch may still reach")
         self._total = self._load_gauge("kv_slots_total", "KV cache slots in all")
+        self._pauses = _Pauses()
+        self._registry.register(self._pauses)
 
     def count_request(self, reason: str) -> None:
         """Count one request that ended."""
@@ -77,6 +81,7 @@ class Metrics:
         self._cached.set(load.cached_slots)
         self._promised.set(load.promised_slots)
         self._total.set(load.max_total_token_num)
+        self._pauses.total = load.num_pauses
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus's text format."""
@@ -85,6 +90,7 @@ class Metrics:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
         MultiProcessCollector(registry, directory)  # type: ignore[no-untyped-call]
+        registry.register(self._pauses)
         return generate_latest(registry)
 
     def _counter(self, name: str, help_text: str) -> Counter:
@@ -96,3 +102,15 @@ class Metrics:
     def _load_gauge(self, name: str, help_text: str) -> Gauge:
         # Every HTTP process hears the same reports: the latest one counts, not their sum.
         return Gauge(f"lightserve_{name}", help_text, registry=self._registry, multiprocess_mode="mostrecent")
+
+
+class _Pauses(Collector):
+    """The router's own count, as last reported: every HTTP process hears it, so it must not be added up over them."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counter."""
+        help_text = "Times that a running request had to wait again for want of KV cache slots"
+        yield CounterMetricFamily("lightserve_pauses", help_text, self.total)

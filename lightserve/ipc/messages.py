@@ -186,6 +186,7 @@ class LoadMsg(_Message, frozen=True):
         requested_slots: All that the running and the waiting requests ask for, added up as if all stayed to the end of
             all; may exceed the pool.
         max_total_token_num: Size of the pool.
+        num_pauses: How often a request had to leave the batch for want of slots, since the start.
     """
 
     num_running: int
@@ -195,6 +196,7 @@ class LoadMsg(_Message, frozen=True):
     promised_slots: int
     requested_slots: int
     max_total_token_num: int
+    num_pauses: int = 0
 
 
 DetokenizerInbox: TypeAlias = StartMsg | TokensMsg | FailMsg | LoadMsg

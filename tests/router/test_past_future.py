@@ -126,6 +126,7 @@ def test_the_youngest_is_paused_and_resumes_with_nothing_lost_or_told_twice() ->
         harness.submit(req_id, prompt_ids, sampling)
     harness.run()
     assert harness.scheduler.num_pauses > 0
+    assert harness.loads[-1].num_pauses == harness.scheduler.num_pauses
     for req_id, prompt_ids in prompts.items():
         assert harness.seen[req_id].output_ids == expected_ids(prompt_ids, sampling, LIMITS.eos_token_ids)
 

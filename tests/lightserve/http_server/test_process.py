@@ -224,7 +224,9 @@ def test_several_processes_share_the_port_and_the_metrics(two_servers: Parent) -
         assert re.findall(r'^lightserve_requests_total{reason="stop"} (\S+)$', text, re.MULTILINE) == [f"{number}.0"]
         if asked == {0, 1} and number >= 10:
             break
-    parent.tell(LoadMsg(3, 0, 30, 0, 40, 40, 1000))
-    while "lightserve_running_requests 3.0" not in (text := httpx.get(f"{parent.url}/metrics").text):
+    parent.tell(LoadMsg(3, 0, 30, 0, 40, 40, 1000, 5))
+    while "lightserve_pauses_total 5.0" not in (text := httpx.get(f"{parent.url}/metrics").text):
         time.sleep(0.01)
+    assert "lightserve_running_requests 3.0" in text
     assert "lightserve_kv_slots_used 30.0" in text
+    assert "lightserve_pauses_total 10.0" not in text  # heard by both, counted once
