@@ -158,23 +158,30 @@ def _processes_text(result: Result) -> str:
 
 def _table(results: Sequence[Result]) -> str:
     names = ("running", "step ms", "asked tok/s", "got tok/s", "got/asked", "tok/read", "ITL p50", "ITL p99", "gap p99")
-    lines = [f"{'scenario':<9}" + "".join(f"{name:>13}" for name in (*names, "busiest", "failed"))]
+    lines = [_line("scenario", *names, "failed", "busiest process")]
     for result in results:
         asked, delivered = result.asked_tokens_per_s, result.delivered
         busiest = max(result.core_fracs, key=result.core_fracs.__getitem__)
-        cells = [
-            f"{result.num_running}",
-            f"{result.step_ms:.1f}",
-            f"{asked:.0f}" if asked else "-",
-            f"{delivered.tokens_per_s:.0f}",
-            f"{delivered.tokens_per_s / asked:.1%}" if asked else "-",
-            f"{delivered.tokens_per_read:.2f}",
-            *(f"{value:.1f}" for value in (delivered.itl_ms.p50, delivered.itl_ms.p99, delivered.gap_ms.p99)),
-            f"{busiest} {result.core_fracs[busiest]:.0%}"[-20:],
-            f"{result.num_failed}",
-        ]
-        lines.append(f"{result.scenario:<9}" + "".join(f"{cell:>13}" for cell in cells))
+        lines.append(
+            _line(
+                result.scenario,
+                f"{result.num_running}",
+                f"{result.step_ms:.1f}",
+                f"{asked:.0f}" if asked else "-",
+                f"{delivered.tokens_per_s:.0f}",
+                f"{delivered.tokens_per_s / asked:.1%}" if asked else "-",
+                f"{delivered.tokens_per_read:.2f}",
+                *(f"{value:.1f}" for value in (delivered.itl_ms.p50, delivered.itl_ms.p99, delivered.gap_ms.p99)),
+                f"{result.num_failed}",
+                f"{busiest}, {result.core_fracs[busiest]:.0%}",
+            )
+        )
     return "\n".join(lines)
+
+
+def _line(first: str, *cells: str) -> str:
+    *middle, last = cells
+    return f"{first:<9}" + "".join(f"{cell:>12}" for cell in middle) + f"  {last}"
 
 
 def _json(arguments: Sequence[str], results: Sequence[Result]) -> bytes:
