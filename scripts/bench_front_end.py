@@ -92,9 +92,8 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--num_streams", type=int, default=3000, help="open at once (%(default)s)")
     parser.add_argument("--tokens_per_s", type=float, default=16000.0, help="the worker's pace (%(default)s)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a full batch, about (%(default)s)")
-    parser.add_argument(
-        "--api", choices=sorted(API_FAMILIES), default="lightserve", help="of the clients (%(default)s)"
-    )
+    apis = sorted(name for name, family in API_FAMILIES.items() if family.takes_ids)
+    parser.add_argument("--api", choices=apis, default="lightserve", help="of the clients (%(default)s)")
     parser.add_argument("--client_processes", type=int, help="unset: by the streams, at most half the cores")
     parser.add_argument("--model_dir", type=Path, default=_MODEL_DIR, help="gives the vocabulary (%(default)s)")
     parser.add_argument("--json", type=Path, help="write everything here, too")
