@@ -215,7 +215,6 @@ class ConservativeAdmission(Admission):
         super().change(row, claim)
         self._insert(row, base, claim.end)
 
-    # ---- sharing ----
     def join(self, payer: int, row: int, num_slots: int) -> int:
         """Charge a stretch to a new sharer, if it ends later than the one who pays."""
         if payer != NOBODY and self._claims[payer].end >= self._claims[row].end:
@@ -251,7 +250,6 @@ class ConservativeAdmission(Admission):
                 self._bases[row] += change
                 self._peaks[self._place_of(row) : self._num_reqs] += change
 
-    # ---- the sorted order ----
     def _insert(self, row: int, base: int, end: int) -> None:
         count, place = self._num_reqs, self._place_for(end)
         own = self._bases_before(place) + base + (place + 1) * end

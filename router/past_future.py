@@ -23,8 +23,12 @@ from lightserve.router.arrays import BoolArray, FloatArray, IntArray
 from lightserve.router.output_lengths import OutputLengths
 
 _EVERYBODY = -2  # pays for what several share
+# Of scripts/simulate_router.py, 1,000 requests of the ShareGPT-like trace that all ask for 2,048 tokens, 30,000 slots.
+# 37.3 requests a second; 200 lengths know too little of the longest, 35.3. More would remember what has passed.
 _WINDOW = 2000
-_RELEARN_EVERY = 20  # ends
+# Ends; to learn takes 60 µs. After each one 37.4 requests a second, after 200 31.7, as the first lesson comes late.
+_RELEARN_EVERY = 20
+# At 1 a request counts as longer than it is until the next time, 34.3; at 16 37.6, with four times as much to add up.
 _TIMES_PER_OCTAVE = 4
 
 

@@ -133,7 +133,6 @@ class PrefixCache:
         """Slots that are free, or will be when they are needed."""
         return self._slots.num_free + self.num_unlocked
 
-    # ---- finding ----
     def match(self, ids: IdArray, salt: str, step: int) -> Match:
         """Find the longest cached prefix of a sequence that leaves it at least one id to run.
 
@@ -161,7 +160,6 @@ class PrefixCache:
             node = child
         return Match(branch_off, branch, length, pending)
 
-    # ---- sharing ----
     def lock(self, match: Match, row: int) -> Node:
         """Let a request share what was matched.
 
@@ -210,7 +208,6 @@ class PrefixCache:
             self.num_unlocked += len(node.ids)
             self._note_leaf(node)
 
-    # ---- inserting ----
     def grow(self, node: Node, ids: IdArray, slots: SlotArray, row: int, step: int) -> Node:
         """Take over a running request's next slots, so that others can share them while it runs.
 
@@ -292,7 +289,6 @@ class PrefixCache:
             self.num_unlocked -= len(node.ids)
             self._leave_unlocked(node)
 
-    # ---- evicting ----
     def make_room(self, num_tokens: int) -> None:
         """Evict until so many slots are free.
 
@@ -342,7 +338,6 @@ class PrefixCache:
             self._leaves = [entry for entry in self._leaves if entry[2].is_evictable and entry[2].used_at == entry[0]]
             heapq.heapify(self._leaves)
 
-    # ---- the trees ----
     def _root(self, salt: str) -> Node:
         """Find a tree's root, or make one that is planted with its first sharer."""
         return self._roots.get(salt) or Node(None, salt, 0, _NOTHING, _NOTHING, step=-1)

@@ -36,8 +36,11 @@ from lightserve.router.sampled_tokens import SampledTokens, aborted
 from lightserve.router.step_times import StepTimes
 from lightserve.router.waiting_queue import WaitingQueue
 
-_MAX_PASSES = 64
+# Of scripts/simulate_router.py, uneven lengths in 60,000 slots, 1,500 requests at once: who looks at the first alone
+# keeps 92.5 % of the pool in use, at four 94.6 %, at 32 97.6 %; but each costs a decision a step, of 19 µs.
 _LOOKAHEAD = 4
+# There 1 gives 9.47 requests a second, 16 9.52, 64 and 1,024 9.53: more would only let the oldest wait longer.
+_MAX_PASSES = 64
 
 
 class Scheduler:
