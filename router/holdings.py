@@ -5,7 +5,8 @@ from lightserve.router.arrays import IdArray, SlotArray
 from lightserve.router.batch import Batch
 from lightserve.router.limits import Limits
 from lightserve.router.planned_step import Chunk
-from lightserve.router.prefix_cache import Match, PrefixCache
+from lightserve.router.prefix_cache import PrefixCache
+from lightserve.router.prefix_tree import Match
 from lightserve.router.request import Req
 from lightserve.router.slots import SlotAllocator
 

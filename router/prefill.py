@@ -7,7 +7,7 @@ from lightserve.router.admission import Claim
 from lightserve.router.holdings import Holdings
 from lightserve.router.limits import Limits
 from lightserve.router.planned_step import Chunk
-from lightserve.router.prefix_cache import Match
+from lightserve.router.prefix_tree import Match
 from lightserve.router.request import Req
 from lightserve.router.waiting_queue import WaitingQueue
 

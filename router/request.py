@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from lightserve.ipc.messages import GenerateMsg, unpack_int32
 from lightserve.router.arrays import IdArray
-from lightserve.router.prefix_cache import Node
+from lightserve.router.prefix_tree import Node
 from lightserve.sampling_params import SamplingParams
 
 

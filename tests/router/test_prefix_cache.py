@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lightserve.errors import InvariantError
 from lightserve.router.admission import Claim, ConservativeAdmission
 from lightserve.router.arrays import IdArray
-from lightserve.router.prefix_cache import Node, PrefixCache
+from lightserve.router.prefix_cache import PrefixCache
+from lightserve.router.prefix_tree import Node
 from lightserve.router.slots import SlotAllocator
 
 NUM_SLOTS = 60
