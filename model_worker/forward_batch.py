@@ -1,6 +1,7 @@
 """One step's batch: which tokens run, where they stand, where their K and V go, and which of them are sampled."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from lightserve.model_worker.req_rows import ReqRows
 Int32Array = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostBatch:
     """The batch as the host knows it: decode rows first, one token each, then prefill chunks.
 
@@ -42,14 +43,35 @@ class HostBatch:
         Raises:
             InvariantError: The plan contradicts itself or the rows.
         """
-        decode_rows, prefill_rows = unpack_int32(plan.decode_rows), unpack_int32(plan.prefill_rows)
+        decode_rows = unpack_int32(plan.decode_rows)
+        batch = (
+            cls._of_chunks(plan, decode_rows, rows) if plan.prefill_rows else cls._of_decodes(plan, decode_rows, rows)
+        )
+        batch._check(plan.step_id, rows)
+        return batch
+
+    @classmethod
+    def _of_decodes(cls, plan: StepPlan, decode_rows: Int32Array, rows: ReqRows) -> "HostBatch":
+        return cls(
+            num_decode=len(decode_rows),
+            req_rows=decode_rows,
+            starts=rows.seq_lens[decode_rows],
+            extend_lens=np.ones_like(decode_rows),
+            is_sampled=np.ones(len(decode_rows), dtype=np.bool_),
+            token_ids=np.zeros_like(decode_rows),
+            out_slots=unpack_int32(plan.out_slots),
+        )
+
+    @classmethod
+    def _of_chunks(cls, plan: StepPlan, decode_rows: Int32Array, rows: ReqRows) -> "HostBatch":
+        prefill_rows = unpack_int32(plan.prefill_rows)
         prefill_starts, prefill_lens = unpack_int32(plan.prefill_starts), unpack_int32(plan.prefill_lens)
         prefill_stops = prefill_starts + prefill_lens
         chunks = list(zip(prefill_rows.tolist(), prefill_starts.tolist(), prefill_stops.tolist(), strict=True))
         decode_ids = np.zeros(len(decode_rows), dtype=np.int32)
         chunk_ids = [rows.ids(*chunk) for chunk in chunks]
         ends_prompt = [stop == rows.num_ids(req_row) for req_row, _, stop in chunks]
-        batch = cls(
+        return cls(
             num_decode=len(decode_rows),
             req_rows=np.concatenate((decode_rows, prefill_rows)),
             starts=np.concatenate((rows.seq_lens[decode_rows], prefill_starts)),
@@ -58,8 +80,6 @@ class HostBatch:
             token_ids=np.concatenate((decode_ids, *chunk_ids)),
             out_slots=unpack_int32(plan.out_slots),
         )
-        batch._check(plan.step_id, rows)
-        return batch
 
     def _check(self, step_id: int, rows: ReqRows) -> None:
         if len(self.out_slots) != len(self.token_ids):
@@ -84,15 +104,17 @@ class HostBatch:
         """Tokens in the batch."""
         return len(self.token_ids)
 
-    @property
+    @cached_property
     def seq_lens(self) -> Int32Array:
         """[num_reqs] int32, length of each request including this step's tokens."""
         return self.starts + self.extend_lens
 
-    @property
+    @cached_property
     def cu_seqlens(self) -> Int32Array:
         """[num_reqs + 1] int32: tokens of request i are [cu_seqlens[i], cu_seqlens[i + 1])."""
-        return np.concatenate(([0], np.cumsum(self.extend_lens))).astype(np.int32)
+        bounds = np.zeros(self.num_reqs + 1, dtype=np.int32)
+        np.cumsum(self.extend_lens, out=bounds[1:])
+        return bounds
 
     @property
     def token_rows(self) -> Int32Array:
@@ -105,12 +127,12 @@ class HostBatch:
         firsts = np.repeat(self.starts - self.cu_seqlens[:-1], self.extend_lens)
         return (firsts + np.arange(self.num_tokens)).astype(np.int32)
 
-    @property
+    @cached_property
     def sampled_rows(self) -> Int32Array:
         """[num_sampled] int32, rows that get a new id, in sampling order."""
         return self.req_rows[self.is_sampled]
 
-    @property
+    @cached_property
     def sampled_positions(self) -> Int32Array:
         """[num_sampled] int32, absolute position of each new id."""
         return self.seq_lens[self.is_sampled]

@@ -13,7 +13,7 @@ from lightserve.kernels.prefill_attention import gather_len_for
 from lightserve.model_worker.forward_batch import HostBatch
 from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, Sampling, TailShape
 
-_MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+_MIXED_TOKENS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 # Decode rows are planned by a kernel that is compiled for a power of two: few sizes, so that little has to be compiled.
 _DECODE_CAPACITIES = (1, 16, 64, 256, 1024)
 _FEW_DECODES = 16  # beside prompts: attention with room for 256 takes 12 µs a layer for 3 of them
@@ -59,18 +59,17 @@ class GraphShapes:
     @property
     def _forward(self) -> Iterable[ForwardShape]:
         decode = (self._decode(rows) for rows in reversed(self._rows))
-        mixed = (self._mixed(tokens, tokens) for tokens in reversed(self._tokens))
-        few = (self._mixed(tokens, _FEW_DECODES) for tokens in reversed(self._tokens) if tokens > _FEW_DECODES)
-        prefill = (self._mixed(tokens, 0) for tokens in reversed(self._tokens))
-        return chain(decode, mixed, few, prefill)
+        mixed = (self._mixed(tokens, room) for tokens in reversed(self._tokens) for room in (tokens, _FEW_DECODES, 0))
+        return chain(decode, dict.fromkeys(mixed))
 
     @staticmethod
     def _decode(num_rows: int) -> ForwardShape:
         return ForwardShape(num_rows, _decode_capacity(num_rows), 0)
 
     def _mixed(self, num_tokens: int, num_decode: int) -> ForwardShape:
-        """Give a shape with room for no, few, or as many decode rows as there can be."""
-        room = num_decode if num_decode <= _FEW_DECODES else min(num_tokens, self.most_rows)
+        """Give a shape with room for no decode rows, for few, or for as many as there can be."""
+        most = min(num_tokens, self.most_rows) if num_decode else 0
+        room = most if num_decode > _FEW_DECODES else min(most, _FEW_DECODES)
         return ForwardShape(num_tokens, _decode_capacity(room), CHUNKS_PER_LAUNCH)
 
     @property
