@@ -66,6 +66,7 @@ def gemv(
         weight if bias is None else bias,
         out,
         n,
+        n * k,
         K=k,
         GATED=gated,
         BIAS=bias is not None,
@@ -103,6 +104,7 @@ def _gemv_kernel(
     bias,
     out,
     n,
+    half_len,
     K: tl.constexpr,
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
@@ -118,7 +120,7 @@ def _gemv_kernel(
         column = part * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
         gate = gate + (_load(line + column, column, K, BLOCK_K),)  # type: ignore[assignment]
         if GATED:
-            up = up + (_load(line + n.to(tl.int64) * K + column, column, K, BLOCK_K),)  # type: ignore[assignment]
+            up = up + (_load(line + half_len + column, column, K, BLOCK_K),)  # type: ignore[assignment]
     wait_for_previous(PDL)
     products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up_products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)

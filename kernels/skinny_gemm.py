@@ -110,6 +110,7 @@ def _launch(
         m,
         n,
         k,
+        n * k,
         x.stride(0),
         BLOCK_M=max(triton.next_power_of_2(m), 16),  # the narrowest of the wide matrix instructions in use
         BLOCK_N=rule.block_n,
@@ -133,7 +134,7 @@ def _arrivals(device: torch.device) -> torch.Tensor:
     return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def _skinny_gemm_kernel(
     x,
     weight,
@@ -144,6 +145,7 @@ def _skinny_gemm_kernel(
     m,
     n,
     k,
+    half_len,
     x_stride,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -164,7 +166,7 @@ def _skinny_gemm_kernel(
     x_line = x + row[:, None] * x_stride + inner
     # columns past the end repeat the last one: no mask
     weight_line = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k + inner
-    up_line = weight_line + n.to(tl.int64) * k
+    up_line = weight_line + half_len
     # the weight is the left operand: its rows fill the wide matrix instructions, those of x would leave them idle
     # to load a tile of the weight before the wait slows the kernel before by more than it spares this one
     wait_for_previous(PDL)

@@ -81,13 +81,13 @@ class GraphShapes:
 
     @property
     def telling(self) -> Iterable[ForwardShape | TailShape]:
-        """Few shapes that between them need every kernel that any batch needs; to compile, not to run."""
+        """Few shapes that between them need every kernel that any batch needs, those first that take long to compile."""
         rows = [size for size in self._rows if size <= _FEW_ROWS or size in (*_DECODE_CAPACITIES, self.most_rows)]
         decode = [self._decode(size) for size in rows]
-        mixed = [self._mixed(size, size) for size in self._tokens[-1:]]
+        mixed = [self._mixed(size, decodes) for size in self._tokens[-1:] for decodes in (size, _FEW_DECODES)]
         gathering = [replace(shape, gather_lens=(1024,)) for shape in mixed]
-        tails = [TailShape(size, sampling) for size in rows for sampling in Sampling]
-        return [*decode, *mixed, *gathering, *tails]
+        tails = [TailShape(size, sampling) for sampling in reversed(Sampling) for size in rows]
+        return [*tails, *decode, *mixed, *gathering]
 
     @property
     def count(self) -> int:
