@@ -81,7 +81,7 @@ class GraphShapes:
 
     @property
     def telling(self) -> Iterable[ForwardShape | TailShape]:
-        """Few shapes that between them need every kernel that any batch needs, those first that take long to compile."""
+        """Few shapes that between them need every kernel of any batch, those first that take long to compile."""
         rows = [size for size in self._rows if size <= _FEW_ROWS or size in (*_DECODE_CAPACITIES, self.most_rows)]
         decode = [self._decode(size) for size in rows]
         mixed = [self._mixed(size, decodes) for size in self._tokens[-1:] for decodes in (size, _FEW_DECODES)]
