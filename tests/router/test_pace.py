@@ -1,0 +1,98 @@
+"""Pace against a device that is simulated: steps run one behind another, and planning and launching take their time."""
+
+import pytest
+
+from lightserve.ipc.messages import StepPlan, StepResult, pack_int32
+from lightserve.router.pace import Pace
+
+
+def make_plan(step_id: int, prefill_rows: list[int]) -> StepPlan:
+    return StepPlan(
+        step_id=step_id,
+        released_rows=b"",
+        new_reqs=[],
+        decode_rows=pack_int32([0]),
+        prefill_rows=pack_int32(prefill_rows),
+        prefill_starts=b"",
+        prefill_lens=b"",
+        out_slots=b"",
+    )
+
+
+class Device:
+    """Runs each step for its time.
+
+    Args:
+        overhead_s: What it takes to plan and launch a step.
+    """
+
+    def __init__(self, overhead_s: float) -> None:
+        self.now = 0.0
+        self.idle_s = 0.0
+        self._overhead_s = overhead_s
+        self._duration_s = 0.0
+        self._free_at = 0.0
+        self._num_steps = 0
+        self._pace = Pace(self._launch, lambda: self.now)
+
+    def spare_s(self) -> float:
+        """Tell for how long the next step need not be planned yet."""
+        return max(0.0, self._pace.spare_s())
+
+    def run(self, durations_s: list[float], *, prefill_rows: list[int] | None = None) -> float:
+        """Run steps as the router does; return for how long the device then was idle."""
+        idle_before_s = self.idle_s
+        for self._duration_s in durations_s:
+            self.now += self.spare_s() + self._overhead_s
+            self._pace.step(make_plan(self._num_steps, prefill_rows or []))
+        return self.idle_s - idle_before_s
+
+    def _launch(self, plan: StepPlan) -> StepResult | None:
+        result = StepResult(self._num_steps - 1, b"", b"") if self._num_steps else None
+        self._num_steps += 1
+        ended_at = self._free_at
+        self.idle_s += max(0.0, self.now - ended_at) if result else 0.0
+        self._free_at = max(ended_at, self.now) + self._duration_s
+        self.now = max(ended_at, self.now)
+        return result
+
+
+def test_the_device_is_never_idle_while_planning_takes_less_than_is_allowed_for_it() -> None:
+    assert Device(overhead_s=0.001).run([0.005] * 100) == 0
+
+
+def test_seven_steps_of_eight_are_planned_late() -> None:
+    device = Device(overhead_s=0.001)
+    device.run([0.005] * 100)
+    num_late = 0
+    for _ in range(80):
+        device.run([0.005])
+        num_late += device.spare_s() > 0.003
+    assert num_late == 70
+
+
+@pytest.mark.parametrize("overhead_s", [0.002, 0.004])
+def test_planning_that_takes_longer_does_not_make_steps_longer_and_longer(overhead_s: float) -> None:
+    device = Device(overhead_s)
+    first = device.run([0.005] * 100)
+    assert device.run([0.005] * 1000) == pytest.approx(10 * first, rel=0.1)
+
+
+def test_steps_that_get_shorter_are_noticed_after_eight() -> None:
+    device = Device(overhead_s=0.001)
+    device.run([0.025] * 20)
+    assert device.run([0.005] * 9) > 0
+    assert device.run([0.005] * 100) == 0
+
+
+def test_steps_that_get_longer_leave_the_device_no_idle_time() -> None:
+    device = Device(overhead_s=0.001)
+    device.run([0.005] * 20)
+    assert device.run([0.025] * 100) == 0
+
+
+def test_a_step_with_prompts_does_not_count_as_a_long_one() -> None:
+    device = Device(overhead_s=0.001)
+    device.run([0.005] * 20)
+    device.run([0.1] * 20, prefill_rows=[1])
+    assert device.run([0.005] * 20) == 0
