@@ -184,15 +184,14 @@ class LiveStream(Stream):
         """Spare whoever waits in ``receive`` from waking up for every event.
 
         Args:
-            write: Writes events at once, but for the last ones; False: it cannot, and ``receive`` returns them.
+            write: Writes events at once, but for the last ones; False: it cannot, and ``receive`` returns them. What
+                it raises, ``receive`` raises.
         """
         self._write = write
 
     def flush(self) -> None:
         """Write what has been pushed, or let ``receive`` return it."""
-        if self._may_write_now and self._write is not None and self._write(self._events):
-            self._take_events()
-        else:
+        if not self._write_directly():
             super().flush()
 
     async def receive(self) -> list[TextEvent]:
@@ -207,11 +206,18 @@ class LiveStream(Stream):
             raise GenerationError(self._failure)
         return self._take_events()
 
-    @property
-    def _may_write_now(self) -> bool:
-        """Whether there is something, the end is not among it, and nothing before it is still being written."""
-        is_waiting = self._waiter is not None and not self._waiter.done()
-        return is_waiting and bool(self._events and self._running)
+    def _write_directly(self) -> bool:
+        """Write what there is, unless the end is among it or something before it is still being written."""
+        waiter = self._waiter
+        if self._write is None or waiter is None or waiter.done() or not (self._events and self._running):
+            return False
+        try:
+            if not self._write(self._events):
+                return False
+        except Exception as error:  # whoever waits meets it: it ends this reply, not those of all others
+            waiter.set_exception(error)
+        self._take_events()
+        return True
 
     def _take_events(self) -> list[TextEvent]:
         events, self._events = self._events, []

@@ -148,6 +148,19 @@ def test_a_server_without_a_part_writer_gets_the_same_parts() -> None:
     asyncio.run(act())
 
 
+def test_an_error_in_a_format_ends_its_own_reply_and_nothing_else() -> None:
+    async def act() -> None:
+        scene = await begin()
+        scene.say("\udc80")  # no text that could be encoded
+        with pytest.raises(UnicodeEncodeError):
+            await scene.replying
+        assert scene.client.received == b"a"
+        scene.say("b")
+        assert scene.client.received == b"a"
+
+    asyncio.run(act())
+
+
 @pytest.mark.parametrize("is_paused", [False, True])
 def test_a_reply_that_is_broken_off_leaves_nothing_behind(is_paused: bool) -> None:
     async def act() -> None:
