@@ -23,7 +23,7 @@ from lightserve.model_worker.profiling import GpuEvent, read_gpu_events, summari
 _KINDS = (
     ("copies", "#999999", r"[Mm]emcpy|[Mm]emset"),
     ("attention", "#0072b2", r"attention|_merge|_plan_|_gather_|_slots_"),
-    ("products", "#e69f00", r"gemm|gemv|nvjet|cutlass|cublas|_tiles_kernel|_rows_kernel|splitK"),
+    ("products", "#e69f00", r"gemm|gemv|nvjet|cutlass|cublas|splitK"),
     ("sampling", "#cc79a7", r"_tile_kernel|_row_kernel|greedy|draw|sampl|penalt|commit|forbid|token"),
     ("norms, rotary embedding, others", "#009e73", r""),
 )
