@@ -37,7 +37,6 @@ def config(model: Path, num_slots: int) -> ServerConfig:
     )
 
 
-# ---- what a check may say ----
 def not_run() -> bool:
     raise NotRunError("needs two GPUs")
 
@@ -61,7 +60,6 @@ def test_the_exit_status_is_0_only_when_all_have_passed(capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines() == ["passed: a", "NOT RUN: b", "failed: a", "NOT RUN: b"]
 
 
-# ---- memory ----
 @given(num_slots=st.integers(300, 100_000), num_rows=st.integers(2, 300), chunk=st.integers(2, 512))
 def test_the_brims_requests_end_together_and_hold_every_slot(num_slots: int, num_rows: int, chunk: int) -> None:
     try:
@@ -90,7 +88,6 @@ def test_a_refused_pool_names_the_number_that_fits(tiny: Path) -> None:
     assert 1000 < slots_that_fit(config(tiny, 1_000_000_000)) < 1_000_000_000
 
 
-# ---- pressure, ranks ----
 def test_requests_under_pressure_get_the_ids_they_get_alone(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert press(config(tiny, 800), 40, MAX_ID)
     assert "40 complete, 40 with the ids they get alone" in capsys.readouterr().out
@@ -104,7 +101,6 @@ def test_two_ranks_give_the_ids_of_one(tiny: Path) -> None:
     assert compare_model(tiny, "cpu")
 
 
-# ---- sanitizer ----
 def test_errors_and_hazards_are_counted() -> None:
     assert count_errors("========= ERROR SUMMARY: 0 errors\n") == 0
     assert count_errors("========= ERROR SUMMARY: 1 error\n") == 1
@@ -136,7 +132,6 @@ def test_without_a_sanitizer_the_check_is_not_run(monkeypatch: pytest.MonkeyPatc
         sanitize()
 
 
-# ---- saturation ----
 def samples(device_mib: list[int], host_mib: list[float], name: str = "router 7") -> list[Sample]:
     """One sample a minute."""
     pairs = zip(device_mib, host_mib, strict=True)
