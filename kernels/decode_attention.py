@@ -185,8 +185,7 @@ def decode_attention(
     """
     num_reqs, num_kv_heads, head_dim = len(seq_lens), *kv_layer.shape[2:]
     if rotation is not None:
-        heads = q.view(len(q), -1, head_dim)
-        q = heads[:, : heads.shape[1] - 2 * num_kv_heads]
+        q = _queries_of(q, kv_layer, rotation)
     num_heads = q.shape[1]
     if num_heads % num_kv_heads or q.shape[2] != head_dim:
         raise ValueError(f"q {tuple(q.shape)} does not fit kv_layer {tuple(kv_layer.shape)}")
@@ -246,6 +245,16 @@ def decode_attention(
             **dependent_launch(q),
         )
     return out
+
+
+def _queries_of(qkv: torch.Tensor, kv_layer: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Give the queries of ``qkv``: a view, [num_reqs, num_heads, head_dim]."""
+    num_kv_heads, head_dim = kv_layer.shape[2:]
+    if qkv.dim() != 2 or qkv.shape[1] % head_dim or rotation.cos_sin.shape[1] != head_dim:
+        cos_sin = tuple(rotation.cos_sin.shape)
+        raise ValueError(f"qkv {tuple(qkv.shape)} must be rows of heads as wide as cos_sin {cos_sin}, {head_dim}")
+    heads = qkv.view(len(qkv), -1, head_dim)
+    return heads[:, : heads.shape[1] - 2 * num_kv_heads]
 
 
 def _heads_per_pack(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
@@ -416,7 +425,7 @@ def _decode_attention_kernel(
         if (end == seq_len) & (start < end):
             kv_head = pack * (PACK_DIM // HEAD_DIM) + tl.arange(0, PACK_DIM // HEAD_DIM)[:, None]
             along = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
-            inside = (along < HEAD_DIM) & (kv_head >= 0)
+            inside = (along < HEAD_DIM) & (kv_head >= 0)  # the second is always true: it makes a row for each head
             keys = qkv + (NUM_PACKS * ROWS + kv_head) * HEAD_DIM
             key = rotate(keys, along, inside, angles, k_norm, eps, HEAD_DIM, NORM)
             value = tl.load(keys + NUM_PACKS * PACK_DIM + along, mask=inside, other=0)
@@ -424,7 +433,7 @@ def _decode_attention_kernel(
             target = kv_layer + slot * slot_stride + kv_head * HEAD_DIM + along
             tl.store(target, key, mask=inside)
             tl.store(target + kv_stride, value, mask=inside)
-            tl.debug_barrier()  # before any thread reads them
+            tl.debug_barrier()  # before any thread of this program reads them below; no other program does
     else:
         query = tl.load(qkv + place, mask=there, other=0)
 

@@ -88,7 +88,7 @@ class LaunchRule:
 
 
 def launch_rule(k: int, *, gated: bool) -> LaunchRule:
-    """Give each thread 32 to 128 bytes of the weight to wait for.
+    """Give each thread 32 to 128 bytes of the weight to wait for, up to a k of 16,384.
 
     8 warps and pieces of 1,024 take 0.3 to 0.5 µs less for each product of the 8B than pieces of 4,096.
     """
@@ -118,9 +118,9 @@ def _gemv_kernel(
     gate, up = (), ()
     for part in tl.static_range(PARTS):
         column = part * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-        gate = gate + (_load(line + column, column, K, BLOCK_K),)  # type: ignore[assignment]
+        gate = gate + (_load(line + column, column, K, BLOCK_K),)  # type: ignore[assignment]  # a longer tuple
         if GATED:
-            up = up + (_load(line + half_len + column, column, K, BLOCK_K),)  # type: ignore[assignment]
+            up = up + (_load(line + half_len + column, column, K, BLOCK_K),)  # type: ignore[assignment]  # a longer tuple
     wait_for_previous(PDL)
     products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up_products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)

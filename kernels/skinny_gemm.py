@@ -47,9 +47,9 @@ def skinny_gemm(
 
     Args:
         x: [m, k], any float dtype; rows may be strided, their elements not.
-        weight: [n, k] contiguous, same dtype; if gated [2 · n, k], gate then up.
+        weight: [n, k] contiguous, same dtype; gated: [2 · n, k], gate, then up.
         bias: [n]; not if gated.
-        gated: Whether SiLU and a product of the two halves come after the product.
+        gated: Whether SiLU of the gate and its product with up come after the product with the weight.
         out: [m, n] contiguous, any float dtype; made when not given.
 
     Raises:
@@ -125,7 +125,7 @@ def _launch(
     )
 
 
-MAX_TILES = 1 << 16
+MAX_TILES = 1 << 16  # far more than a product that is cut along k has
 
 
 @functools.cache

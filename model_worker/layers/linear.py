@@ -1,4 +1,4 @@
-"""x · weightᵀ + bias, with the weight laid out once for the machine that runs it, and what comes right before it."""
+"""x · weightᵀ + bias, with the weight laid out once for the machine that runs it; and what stands around it."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -15,7 +15,7 @@ class Linear(Protocol):
 
 
 class NormLinear(Protocol):
-    """Residual sum, RMSNorm and projection in one."""
+    """Residual sum, RMSNorm and projection in one, with silu(gate) · up after it if it was so made."""
 
     def __call__(self, x: torch.Tensor | None, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add ``x`` (if any) to the residual, normalise the sum, and project it.

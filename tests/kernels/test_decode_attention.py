@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lightserve.kernels.decode_attention import (
+    SHORT_CHUNK,
     decode_attention,
     decode_attention_reference,
     plan_decode,
@@ -11,7 +12,7 @@ from lightserve.kernels.decode_attention import (
 from lightserve.kernels.rope_kv_write import Rotation
 from tests.kernels.kit import DTYPES, HEADS, assert_close, int32, poisoned, randn, random_slots
 
-CHUNK = 128  # so many are cut where requests are few
+CHUNK = 2 * SHORT_CHUNK  # one so long is cut where requests are few
 
 
 def check(seq_lens: list[int], heads: tuple[int, int], head_dim: int, dtype: torch.dtype) -> None:
@@ -65,6 +66,13 @@ def test_with_a_rotation_it_first_writes_the_new_keys_and_values(
     decode_attention(qkv, cache, *batch, scale=head_dim**-0.5, rotation=rotation, out=out)
     assert_close(out, expected)
     assert_close(cache, expected_cache)
+
+
+@pytest.mark.parametrize(("width", "angles"), [(8 * 64 - 1, 64), (8 * 64, 32)])
+def test_heads_and_angles_of_another_width_are_refused(width: int, angles: int) -> None:
+    cache, batch = randn(9, 2, 2, 64), (int32([0] * 4).view(1, 4), int32([0]), int32([1]))
+    with pytest.raises(ValueError, match="as wide as cos_sin"):
+        decode_attention(randn(1, width), cache, *batch, scale=1.0, rotation=Rotation(randn(9, angles)))
 
 
 def test_no_requests_are_no_work() -> None:
