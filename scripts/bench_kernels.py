@@ -26,6 +26,7 @@ import triton
 from lightserve.kernels import decode_attention as decode
 from lightserve.kernels import draw, greedy, sampling, uniform
 from lightserve.kernels import embedding as embed
+from lightserve.kernels import gemv as vector
 from lightserve.kernels import penalties as penalty
 from lightserve.kernels import prefill_attention as prefill
 from lightserve.kernels import rms_norm as norm
@@ -334,30 +335,49 @@ def prefill_case(cache: torch.Tensor, extend_lens: list[int], cached_lens: list[
     return Case(name, runs, error, flops=4 * head_dim * NUM_HEADS * scores)
 
 
+PRODUCTS = {  # rows of the weight, width of x
+    "8B qkv": (6144, 4096),
+    "8B out": (4096, 4096),
+    "8B gate_up": (28672, 4096),
+    "8B down": (4096, 14336),
+    "8B head": (VOCAB_SIZE, 4096),
+    "1B qkv": (3072, 2048),
+    "1B out": (2048, 2048),
+    "1B gate_up": (16384, 2048),
+    "1B down": (2048, 8192),
+    "1B head": (VOCAB_SIZE, 2048),
+}
+
+
+def bench_gemv() -> Iterator[Case]:
+    for name in PRODUCTS:
+        yield from product_cases(name, vector.gemv, vector.gemv_reference, [1])
+
+
 def bench_skinny_gemm() -> Iterator[Case]:
-    shapes = {
-        "8B qkv": (6144, 4096),
-        "8B out": (4096, 4096),
-        "8B gate_up": (28672, 4096),
-        "8B down": (4096, 14336),
-        "8B head": (VOCAB_SIZE, 4096),
-        "1B qkv": (3072, 2048),
-        "1B out": (2048, 2048),
-        "1B gate_up": (16384, 2048),
-        "1B down": (2048, 8192),
-        "1B head": (VOCAB_SIZE, 2048),
-    }
-    for name, (n, k) in shapes.items():
-        weights = [torch.randn(n, k, dtype=BF16) for _ in copies(2 * n * k)]
-        for m in (1, 4, 16, 64):
-            x = torch.randn(m, k, dtype=BF16)
-            yield Case(
-                f"{name}, m = {m}",
-                [partial(gemm.skinny_gemm, x, weight) for weight in weights],
-                partial(error_against, gemm.skinny_gemm, gemm.skinny_gemm_reference, x, weights[0]),
-                bytes=2 * (n * k + m * k + m * n),
-                rival=[partial(torch.nn.functional.linear, x, weight) for weight in weights],
-            )
+    for name in PRODUCTS:
+        yield from product_cases(name, gemm.skinny_gemm, gemm.skinny_gemm_reference, [4, 16, 64])
+
+
+def product_cases(
+    name: str, kernel: Callable[..., torch.Tensor], reference: Callable[..., torch.Tensor], row_counts: Sequence[int]
+) -> Iterator[Case]:
+    (n, k), gated = PRODUCTS[name], name.endswith("gate_up")
+    weights = [torch.randn(n, k, dtype=BF16) for _ in copies(2 * n * k)]
+    for m in row_counts:
+        x = torch.randn(m, k, dtype=BF16)
+        yield Case(
+            f"{name}, m = {m}",
+            [partial(kernel, x, weight, gated=gated) for weight in weights],
+            partial(error_against, partial(kernel, gated=gated), partial(reference, gated=gated), x, weights[0]),
+            bytes=2 * (n * k + m * k + m * n // (2 if gated else 1)),
+            rival=[partial(library_product, x, weight, gated=gated) for weight in weights],
+        )
+
+
+def library_product(x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> torch.Tensor:
+    product = torch.nn.functional.linear(x, weight)
+    return silu.silu_mul(product) if gated else product
 
 
 def bench_sampling() -> Iterator[Case]:
@@ -420,6 +440,7 @@ KERNELS: dict[str, Callable[[], Iterator[Case]]] = {
     "embedding": bench_embedding,
     "decode_attention": bench_decode_attention,
     "prefill_attention": bench_prefill_attention,
+    "gemv": bench_gemv,
     "skinny_gemm": bench_skinny_gemm,
     "sampling": bench_sampling,
     "penalties": bench_penalties,
