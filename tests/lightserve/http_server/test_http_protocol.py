@@ -142,6 +142,32 @@ def test_pipelined_requests_are_answered_in_order(connection: socket.socket) -> 
     assert [b"Hello" in reply for reply in replies] == [True, False, True]
 
 
+def unchunked(reply: bytes) -> bytes:
+    """The body of a chunked reply, behind which there is nothing."""
+    _, _, rest = reply.partition(b"\r\n\r\n")
+    body = b""
+    while (size := int(rest.partition(b"\r\n")[0], 16)) > 0:
+        _, _, rest = rest.partition(b"\r\n")
+        assert rest[size:].startswith(b"\r\n")
+        body, rest = body + rest[:size], rest[size + 2 :]
+    assert rest == b"0\r\n\r\n"
+    return body
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])
+def test_streams_follow_one_another_on_one_connection(
+    server: LiveServer, connection: socket.socket, pause_s: float
+) -> None:
+    server.engine.script_for = lambda message: Script("Hello", step_s=0.01)
+    connection.sendall(request("/generate_stream", {"inputs": "hi"}))
+    time.sleep(pause_s)
+    connection.sendall(request("/generate_stream", {"inputs": "hi"}, CLOSE))
+    replies = read_all(connection).split(b"HTTP/1.1 200 OK")[1:]
+    events = [unchunked(reply).split(b"\n\n")[:-1] for reply in replies]
+    texts = ["".join(json.loads(event.removeprefix(b"data:"))["token"]["text"] for event in each) for each in events]
+    assert texts == ["Hello", "Hello"]
+
+
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=str)
 @pytest.mark.parametrize("delay_s", [0.0, 0.1])
 def test_a_client_that_pipelines_and_leaves_is_noticed(server: LiveServer, endpoint: Endpoint, delay_s: float) -> None:
