@@ -55,6 +55,12 @@ class CudaBlueprint:
 
     def build(self, num_slots: int, recorder: Recorder | None) -> Engine[CudaRunner]:
         """Make an engine; without a recorder it launches every step kernel by kernel."""
+        step, inputs, rows = self.build_step(num_slots)
+        params = SamplingRows(self.num_rows, self.config.eos_token_ids)
+        return Engine(rows, CudaRunner(step, inputs, rows, params, self.shapes, recorder))
+
+    def build_step(self, num_slots: int) -> tuple[CudaStep, StepInputs, ReqRows]:
+        """Make what launches a step's work, what it reads, and the state of the requests."""
         config, shapes = self.config, self.shapes
         kv_cache = KVCache(
             num_slots,
@@ -82,8 +88,7 @@ class CudaBlueprint:
             vocab_size=self.vocab_size,
             dtype=self.dtype,
         )
-        params = SamplingRows(self.num_rows, config.eos_token_ids)
-        return Engine(rows, CudaRunner(step, inputs, rows, params, shapes, recorder))
+        return step, inputs, rows
 
     def largest_batch(self, num_slots: int) -> HostBatch:
         """Make the batch that takes the most memory: every row decodes, and chunks fill up the rest.

@@ -1,0 +1,47 @@
+"""Steps of the model by themselves, as far as a machine without a GPU can time them."""
+
+from pathlib import Path
+
+import bench_model
+import pytest
+import torch
+from engine_bench.model_steps import ModelSteps, kernel_shares
+
+from lightserve.model_worker.cuda_graph import PlainRecorder
+from tests.model_worker.references import make_reference
+from tests.model_worker.tiny_cuda import make_blueprint
+from tests.model_worker.tiny_engine import NUM_SLOTS
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> ModelSteps:
+    folder = tmp_path_factory.mktemp("model")
+    make_reference("llama", folder)
+    with torch.inference_mode():
+        return ModelSteps(make_blueprint(folder), NUM_SLOTS, PlainRecorder())
+
+
+def test_a_step_is_timed_in_the_shape_that_an_engine_would_give_it(steps: ModelSteps) -> None:
+    with torch.inference_mode():
+        decode, mixed = steps.time(3, 20), steps.time(2, 20, [9])
+    assert (decode.num_tokens, mixed.num_tokens) == (4, 16)
+    assert decode.ms > 0
+    assert mixed.ms > 0
+
+
+def test_times_to_the_next_start_add_up_to_the_span() -> None:
+    events = [(0.0, 5.0, "a"), (3.0, 9.0, "b"), (10.0, 12.0, "a"), (11.0, 20.0, "b")]
+    first, second = kernel_shares(events, num_steps=2)
+    assert (first.name, first.count, first.until_next_us, first.duration_us) == ("b", 1.0, 8.0, 7.5)
+    assert (second.name, second.count, second.until_next_us, second.duration_us) == ("a", 1.0, 2.0, 3.5)
+    assert kernel_shares([], num_steps=1) == []
+
+
+def test_steps_are_read_from_the_command_line() -> None:
+    assert bench_model._steps("1,3+100+50") == [(1, []), (3, [100, 50])]
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bench_model.main(["--model_dir", str(Path("nowhere")), "--decodes", "1"]) == 1
+    assert "no CUDA device" in capsys.readouterr().err
