@@ -26,7 +26,7 @@ def gemv_reference(
     gated: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Do what ``gemv`` does, in plain torch."""
+    """Do what ``gemv`` does, in plain torch, for any number of rows."""
     product = torch.nn.functional.linear(x, weight, bias)
     product = silu_mul_reference(product) if gated else product
     return product if out is None else out.copy_(product)

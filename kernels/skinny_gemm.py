@@ -3,8 +3,8 @@
     plain:  out = x · weightᵀ + bias
     gated:  weight holds two halves, gate and up: out = silu(x · gateᵀ) · (x · upᵀ)
 
-A program takes some rows of the weight and a part of k, streamed through the tensor cores; the last part to
-arrive adds all of them in a fixed order. Products and sums in float32. One row alone is ``gemv``'s.
+A program takes some rows of the weight and a part of k, streamed through the tensor cores; the last part to arrive adds
+all of them in a fixed order. Products and sums in float32. One row alone is left to ``gemv``.
 """
 
 import functools
@@ -15,24 +15,12 @@ import triton
 import triton.language as tl
 
 from lightserve.kernels.dot import dot
+from lightserve.kernels.gemv import gemv, gemv_reference
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
-from lightserve.kernels.silu_mul import silu_mul_reference
 
 MAX_ROWS = 64
 
-
-def skinny_gemm_reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    gated: bool = False,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Do what ``skinny_gemm`` does, in plain torch."""
-    product = torch.nn.functional.linear(x, weight, bias)
-    product = silu_mul_reference(product) if gated else product
-    return product if out is None else out.copy_(product)
+skinny_gemm_reference = gemv_reference  # it takes any number of rows
 
 
 def skinny_gemm(
@@ -56,6 +44,8 @@ def skinny_gemm(
         ValueError: The shapes do not fit, or ``x`` has too many rows.
     """
     (m, k), rows = x.shape, weight.shape[0]
+    if m == 1:
+        return gemv(x, weight, bias, gated=gated, out=out)
     if m > MAX_ROWS or weight.shape[1] != k or x.stride(1) != 1 or not weight.is_contiguous():
         raise ValueError(
             f"x {tuple(x.shape)} must have at most {MAX_ROWS} rows as wide as weight {tuple(weight.shape)}"

@@ -3,7 +3,6 @@
 import torch
 import torch.nn.functional as F
 
-from lightserve.kernels.gemv import gemv
 from lightserve.kernels.silu_mul import silu_mul
 from lightserve.kernels.skinny_gemm import MAX_ROWS, skinny_gemm
 
@@ -24,8 +23,6 @@ class CudaLinear:
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, in_features] to the features."""
-        if self._weight.itemsize == 2 and len(x) == 1:
-            return gemv(x, self._weight, self._bias, gated=self._gated)
         if self._weight.itemsize == 2 and len(x) <= MAX_ROWS:
             return skinny_gemm(x, self._weight, self._bias, gated=self._gated)
         product = F.linear(x, self._weight, self._bias)
@@ -46,7 +43,7 @@ class CudaHead:
         """Map [n, hidden_size] to [n, vocab_rows] float32."""
         if self._weight.itemsize == 2 and len(x) <= MAX_ROWS:
             out = torch.empty(len(x), len(self._weight), dtype=torch.float32, device=x.device)
-            return gemv(x, self._weight, out=out) if len(x) == 1 else skinny_gemm(x, self._weight, out=out)
+            return skinny_gemm(x, self._weight, out=out)
         if x.dtype is torch.float32:
             return F.linear(x, self._weight)
         return torch.mm(x, self._weight.t(), out_dtype=torch.float32)
