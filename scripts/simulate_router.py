@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 from benchmark.traces import TraceRow, read_trace
-from router_simulation.clients import Clients, FloatArray
+from router_simulation.clients import Clients
 from router_simulation.modelled_worker import EOS_ID, KnownLengths, ModelledWorker, StepModel, VirtualClock
 from router_simulation.simulation import POLICIES, Goal, Simulation, draw_plot
 
+from lightserve.router.arrays import FloatArray
 from lightserve.router.limits import Limits
 
 _MODELS = Path(__file__).parent / "router_simulation" / "step_models"

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import rpyc
-from router_simulation.modelled_worker import IntArray, ModelledWorker, StepModel
+from router_simulation.modelled_worker import ModelledWorker, StepModel
 from rpyc.utils.server import OneShotServer
 
 from lightserve.boot import Boot, read_boot
 from lightserve.child import freeze_garbage_collector, process_name, run_child
 from lightserve.ipc.links import Outbox
 from lightserve.ipc.messages import LoadReply, NewReq, ReadyMsg, StepPlan, StepResult, count_int32
-from lightserve.router.arrays import IdArray, RowArray
+from lightserve.router.arrays import IdArray, IntArray, RowArray
 
 _PROTOCOL = {"allow_pickle": False, "allow_public_attrs": False, "sync_request_timeout": None}
 # Ids at either end of a vocabulary are special tokens or single bytes: the middle half is plain words.

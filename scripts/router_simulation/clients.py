@@ -1,10 +1,8 @@
 """The simulation's clients: what they ask, when, and what they see."""
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from benchmark.traces import TraceRow
 
 from lightserve.ipc.messages import (
@@ -20,11 +18,9 @@ from lightserve.ipc.messages import (
     unpack_int32,
     unpack_int64,
 )
-from lightserve.router.arrays import IdArray
+from lightserve.router.arrays import FloatArray, IdArray
 from lightserve.sampling_params import SamplingParams
 from router_simulation.modelled_worker import VirtualClock
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _BLOCK_LEN = 512
 # Gaps between tokens are counted by powers of 2 ** (1 / 8) from 10 µs on: percentiles are right to 9 %.

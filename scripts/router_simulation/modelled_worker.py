@@ -1,16 +1,13 @@
 """A model worker that computes nothing and takes its time: how long a step lasts is a formula."""
 
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from lightserve.ipc.messages import NewReq, StepPlan, StepResult, count_int32, pack_float32, pack_int32, unpack_int32
-from lightserve.router.arrays import IdArray, RowArray
-
-IntArray: TypeAlias = npt.NDArray[np.int64]
+from lightserve.router.arrays import IdArray, IntArray, RowArray
 
 EOS_ID = 2
 OTHER_ID = 5

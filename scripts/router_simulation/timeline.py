@@ -1,12 +1,10 @@
 """What the router holds, step by step."""
 
 from array import array
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
+from lightserve.router.arrays import FloatArray
 
 
 class Timeline:
