@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 
@@ -31,6 +31,7 @@ class Sampled:
     step_id: int
     token_ids: torch.Tensor
     logprobs: torch.Tensor
+    has_ended: ClassVar[bool] = True
 
     def result(self) -> StepResult:
         """Pack it."""

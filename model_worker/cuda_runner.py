@@ -125,6 +125,11 @@ class CudaOutput:
     num_sampled: int
     memory: StepMemory
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the GPU is done with it."""
+        return self.memory.is_done(self.step_id)
+
     def result(self) -> StepResult:
         """Wait for the step and fetch what it sampled.
 

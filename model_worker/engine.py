@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -13,6 +13,10 @@ from lightserve.model_worker.req_rows import ReqRows
 
 class StepOutput(Protocol):
     """What a step samples, perhaps still being computed."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the device is done with it; asking does not wait."""
 
     def result(self) -> StepResult:
         """Wait for the step and fetch what it sampled."""
@@ -36,6 +40,7 @@ class NoTokens:
     """The output of a step that ran nothing."""
 
     step_id: int
+    has_ended: ClassVar[bool] = True
 
     def result(self) -> StepResult:
         """Return an empty result."""

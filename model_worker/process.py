@@ -29,6 +29,10 @@ _PROTOCOL = {"allow_pickle": False, "allow_public_attrs": False, "sync_request_t
 class Launched(Protocol):
     """A step on its way."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the device is done with it; asking does not wait."""
+
     def result(self) -> StepResult:
         """Wait for what it samples."""
 
@@ -90,6 +94,10 @@ class _Promise:
     def __init__(self) -> None:
         self.outputs: queue.SimpleQueue[StepOutput] = queue.SimpleQueue()
 
+    @property
+    def has_ended(self) -> bool:
+        return not self.outputs.empty()
+
     def result(self) -> StepResult:
         return self.outputs.get().result()
 
@@ -117,12 +125,13 @@ class WorkerService(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
         start = time.perf_counter()
         plan = self._decoder.decode(raw_plan)
         launched = self._launcher.launch(lambda: self._engine.step(plan))
+        device_waited = self._pending is not None and self._pending.has_ended
         self._launch_s += time.perf_counter() - start
-        return self._swap_pending(launched)
+        return self._swap_pending(launched, device_waited=device_waited)
 
     def exposed_flush(self) -> bytes:
         """Wait for the last plan and return its ``StepResult``, or nothing."""
-        return self._swap_pending(None)
+        return self._swap_pending(None, device_waited=False)
 
     def exposed_stats(self, _: bytes) -> bytes:
         """Say what has been done so far, as ``WorkerStats``."""
@@ -136,9 +145,11 @@ class WorkerService(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
         profile, self._profiler = self._profiler.stop(Path(path.decode())), None
         return self._encoder.encode(profile)
 
-    def _swap_pending(self, launched: Launched | None) -> bytes:
+    def _swap_pending(self, launched: Launched | None, *, device_waited: bool) -> bytes:
         previous, self._pending = self._pending, launched
-        return b"" if previous is None else self._encoder.encode(previous.result())
+        if previous is None:
+            return b""
+        return self._encoder.encode(msgspec.structs.replace(previous.result(), device_waited=device_waited))
 
 
 def main(run_dir: str, rank: int) -> None:

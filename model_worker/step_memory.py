@@ -46,6 +46,12 @@ class StepMemory:
         if self._done is not None:
             self._done.record()
 
+    def is_done(self, step_id: int) -> bool:
+        """Tell whether a step's work has ended; its memory may have been given to another since."""
+        if step_id != self._step_id or self._done is None:
+            return True
+        return bool(self._done.query())  # type: ignore[no-untyped-call]  # torch gives it no types
+
     def read(self, step_id: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
         """Wait for a step and give its results, [2, n].
 

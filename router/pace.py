@@ -5,21 +5,20 @@ that come while the other runs, for a whole step more; to plan it too late would
 goes on receiving until shortly before the running step will end. A request then waits for 0.8 steps on average before
 it runs, instead of 1.5.
 
-How long a step takes can only be seen when the next one has been launched before its end: otherwise the launch is what
-ends the wait, and a step planned too late would pass for a long one, and the next be planned later still. So one step
-in eight is planned at once.
+How early is early enough differs from machine to machine: a CPU that computes the steps itself comes late to plan them.
+So the worker says when the device had to wait, and the next steps are planned earlier.
 """
 
 from collections import deque
 from collections.abc import Callable
 
-from lightserve.ipc.messages import StepPlan, StepResult, count_int32
+from lightserve.ipc.messages import StepPlan, StepResult
 
-# The shortest of these counts: steps are even, and too early is the better side to err on. One of them is always true.
-_REMEMBERED_STEPS = 8
-# To plan a step, send it and launch it: 0.6 to 1 ms for few rows, half of it the worker's, and 2 µs more for each row.
-_LEAD_S = 0.0015
-_LEAD_PER_ROW_S = 3e-6
+_REMEMBERED_STEPS = 8  # the shortest of these counts: steps are even, and too early is the better side to err on
+# To plan a step, send it and launch it takes 0.6 to 1 ms for few rows, half of it the worker's, 3 ms for a thousand.
+_LEAST_LEAD_S = 0.0015
+_MOST_LEAD_S = 1.0
+_LEAD_GROWTH, _LEAD_DECAY = 1.5, 0.99  # after each wait, and with each step without: one in forty waits at most
 
 
 class Pace:
@@ -35,18 +34,16 @@ class Pace:
     def __init__(self, step: Callable[[StepPlan], StepResult | None], clock: Callable[[], float]) -> None:
         self._step = step
         self._clock = clock
+        self._lead_s = _LEAST_LEAD_S
         self._durations_s: deque[float] = deque(maxlen=_REMEMBERED_STEPS)
-        self._num_measured = 0
         self._began_at = clock()
         self._only_decodes = False
-        self._num_decode = 0
 
     def spare_s(self) -> float:
         """Tell for how long the next step need not be planned yet; 0 or less: it is time."""
-        if self._num_measured % _REMEMBERED_STEPS == 0:
+        if not self._durations_s:
             return 0.0
-        lead_s = _LEAD_S + _LEAD_PER_ROW_S * self._num_decode
-        return self._began_at + min(self._durations_s) - lead_s - self._clock()
+        return self._began_at + min(self._durations_s) - self._lead_s - self._clock()
 
     def step(self, plan: StepPlan) -> StepResult | None:
         """Launch a step, wait for the one before it and return its result."""
@@ -55,11 +52,18 @@ class Pace:
         now = self._clock()
         if result is None:  # nothing was running: what ran before says little about what comes
             self._durations_s.clear()
-            self._num_measured = 0
-        elif self._only_decodes:
-            self._durations_s.append(now - self._began_at)
-            self._num_measured += 1
+        else:
+            self._learn(now - self._began_at, device_waited=result.device_waited)
         self._began_at = launched_at if result is None else now
         self._only_decodes = not plan.prefill_rows
-        self._num_decode = count_int32(plan.decode_rows)
         return result
+
+    def _learn(self, duration_s: float, *, device_waited: bool) -> None:
+        """Take in a step that has ended. When the device waited nobody saw its end: what it took is not known."""
+        if device_waited:
+            self._durations_s.clear()
+            self._lead_s = min(self._lead_s * _LEAD_GROWTH, _MOST_LEAD_S)
+            return
+        self._lead_s = max(self._lead_s * _LEAD_DECAY, _LEAST_LEAD_S)
+        if self._only_decodes:
+            self._durations_s.append(duration_s)

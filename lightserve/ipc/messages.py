@@ -340,11 +340,13 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
         step_id: The plan's.
         token_ids: [num_sampled] int32; -1 where the row's logits were not finite: only that request fails.
         logprobs: [num_sampled] float32.
+        device_waited: The device was done with this step before it got the next one.
     """
 
     step_id: int
     token_ids: Int32s
     logprobs: Float32s
+    device_waited: bool = False
 
 
 class LoadReply(msgspec.Struct, frozen=True, array_like=True):

@@ -1,11 +1,14 @@
 """The worker's remote interface: results one step late, over a real connection."""
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from msgspec.structs import replace
 from rpyc.utils.server import OneShotServer
 
 from lightserve.ipc.messages import StepPlan, StepResult, pack_float32, pack_int32
@@ -17,6 +20,7 @@ from lightserve.router.worker_client import WorkerClient
 @dataclass
 class Output:
     step_id: int
+    has_ended: ClassVar[bool] = True
 
     def result(self) -> StepResult:
         return StepResult(self.step_id, pack_int32([self.step_id * 10]), pack_float32([-1.0]))
@@ -69,10 +73,27 @@ def test_a_step_gives_the_result_of_the_one_before_and_flush_the_last(
     engine.gate.set()
     assert client.flush() is None
     assert client.step(make_plan(1)) is None
-    assert client.step(make_plan(2)) == Output(1).result()
-    assert client.step(make_plan(3)) == Output(2).result()
+    for step_id in (1, 2):
+        result = client.step(make_plan(step_id + 1))
+        assert result is not None
+        assert replace(result, device_waited=False) == Output(step_id).result()
     assert client.flush() == Output(3).result()
     assert client.flush() is None
+
+
+def test_a_result_says_whether_the_device_waited_for_the_next_step(client: WorkerClient, engine: GatedEngine) -> None:
+    client.step(make_plan(1))
+    opener = threading.Timer(0.2, engine.gate.set)
+    opener.start()
+    running = client.step(make_plan(2))  # comes while the first waits for the gate
+    opener.join()
+    while engine.steps_run != [1, 2]:
+        time.sleep(0.01)
+    time.sleep(0.2)  # for the second's output to be handed over
+    ended = client.step(make_plan(3))
+    assert running is not None
+    assert ended is not None
+    assert (running.device_waited, ended.device_waited) == (False, True)
 
 
 def test_the_first_call_does_not_wait_for_its_step(client: WorkerClient, engine: GatedEngine) -> None:
