@@ -95,7 +95,7 @@ class FakeEngine:
         self._num_steps = 0
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Run one step."""
+        """Run one step, to its end: nothing runs when the next one comes."""
         self._misbehave()
         self._num_steps += 1
         time.sleep(self._script.step_s)
@@ -105,7 +105,8 @@ class FakeEngine:
             self._enter(new)
         self._write(plan)
         sampled = [self._sample(req_row) for req_row in self._sampled_rows(plan)]
-        return StepResult(plan.step_id, pack_int32(sampled), pack_float32(np.full(len(sampled), -0.5)))
+        logprobs = np.full(len(sampled), -0.5)
+        return StepResult(plan.step_id, pack_int32(sampled), pack_float32(logprobs), device_waited=True)
 
     def _misbehave(self) -> None:
         if self._num_steps == self._script.kill_at_step:

@@ -128,11 +128,12 @@ class ModelledWorker:
     def step(self, plan: StepPlan) -> StepResult | None:
         """Launch a step; return the result of the one before, as soon as it is there."""
         duration_s = self._advance(plan)
+        has_waited = self._clock.now_s > self._free_at_s
         self._free_at_s = max(self._free_at_s, self._clock.now_s) + duration_s
         self.busy_s += duration_s
         result = self.flush()
         self._pending, self._pending_at_s = self._sample(plan), self._free_at_s
-        return result
+        return None if result is None else msgspec.structs.replace(result, device_waited=has_waited)
 
     def flush(self) -> StepResult | None:
         """Return the last result, as soon as it is there."""

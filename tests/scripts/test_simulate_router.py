@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import simulate_router
-from router_simulation.modelled_worker import StepModel
+from router_simulation.modelled_worker import KnownLengths, ModelledWorker, StepModel, VirtualClock
 from router_simulation.simulation import POLICIES
+
+from lightserve.ipc.messages import StepPlan, pack_int32
 
 KEYS = {
     *("req_per_s", "output_tok_per_s", "goodput_req_per_s", "peak_slots", "mean_slots", "max_total_token_num"),
@@ -93,3 +95,15 @@ def test_a_step_waits_for_the_weights_or_for_the_products() -> None:
     model = StepModel("", launch_s=1.0, weights_s=10.0, token_s=1.0, context_token_s=0.5, prompt_pair_s=0.0)
     assert model.duration_s(1, 4, 0) == 1 + 10 + 2
     assert model.duration_s(50, 0, 0) == 1 + 50
+
+
+def test_a_modelled_worker_says_whether_it_waited_for_a_step() -> None:
+    clock = VirtualClock()
+    model = StepModel("two seconds", 2.0, weights_s=0, token_s=0, context_token_s=0, prompt_pair_s=0)
+    worker = ModelledWorker(model, clock, KnownLengths(np.zeros(1, np.int64), num_rows=1), num_rows=1)
+    one_row = StepPlan(0, b"", [], pack_int32([0]), b"", b"", b"", pack_int32([0]))
+    waited = []
+    for at_s in (0.0, 1.0, 5.0):  # the second step runs from 2 to 4
+        clock.wait_until(at_s)
+        waited.append(result.device_waited if (result := worker.step(one_row)) else None)
+    assert waited == [None, False, True]
