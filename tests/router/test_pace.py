@@ -6,12 +6,12 @@ from lightserve.ipc.messages import StepPlan, StepResult, pack_int32
 from lightserve.router.pace import Pace
 
 
-def make_plan(step_id: int, prefill_rows: list[int]) -> StepPlan:
+def make_plan(step_id: int, num_decode: int, prefill_rows: list[int]) -> StepPlan:
     return StepPlan(
         step_id=step_id,
         released_rows=b"",
         new_reqs=[],
-        decode_rows=pack_int32([0]),
+        decode_rows=pack_int32(range(num_decode)),
         prefill_rows=pack_int32(prefill_rows),
         prefill_starts=b"",
         prefill_lens=b"",
@@ -39,12 +39,12 @@ class Device:
         """Tell for how long the next step need not be planned yet."""
         return max(0.0, self._pace.spare_s())
 
-    def run(self, durations_s: list[float], *, prefill_rows: list[int] | None = None) -> float:
+    def run(self, durations_s: list[float], *, num_decode: int = 1, prefill_rows: list[int] | None = None) -> float:
         """Run steps as the router does; return for how long the device then was idle."""
         idle_before_s = self.idle_s
         for self._duration_s in durations_s:
             self.now += self.spare_s() + self._overhead_s
-            self._pace.step(make_plan(self._num_steps, prefill_rows or []))
+            self._pace.step(make_plan(self._num_steps, num_decode, prefill_rows or []))
         return self.idle_s - idle_before_s
 
     def _launch(self, plan: StepPlan) -> StepResult | None:
@@ -101,3 +101,16 @@ def test_a_step_with_prompts_does_not_count_as_a_long_one() -> None:
     device.run([0.005] * 20)
     device.run([0.1] * 20, prefill_rows=[1])
     assert device.run([0.005] * 20) == 0
+
+
+def test_a_batch_that_shrinks_leaves_the_device_no_idle_time() -> None:
+    device = Device(overhead_s=0.001)
+    device.run([0.075] * 20, num_decode=64)
+    assert device.run([0.02] * 100, num_decode=1) == 0
+    assert device.spare_s() == pytest.approx(0.0185)
+
+
+def test_a_first_step_that_is_long_leaves_the_device_no_idle_time() -> None:
+    device = Device(overhead_s=0.001)
+    device.run([0.1], prefill_rows=[1])
+    assert device.run([1.0] + [0.005] * 20) == 0
