@@ -15,7 +15,7 @@ from lightserve.boot import Boot, read_boot
 from lightserve.child import freeze_garbage_collector, process_name, run_child
 from lightserve.ipc.links import Outbox
 from lightserve.ipc.messages import LoadReply, ReadyMsg, StepPlan, StepResult
-from lightserve.model_worker.cpu_loading import load_cpu_engine
+from lightserve.model_worker.cpu.loading import load_cpu_engine
 from lightserve.model_worker.engine import Engine, Runner, StepOutput
 from lightserve.model_worker.kv_cache import PoolSize
 from lightserve.model_worker.loading import LoadedEngine
@@ -167,7 +167,7 @@ def main(run_dir: str, rank: int) -> None:
 
 def _load(boot: Boot, rank: int) -> LoadedEngine[Runner]:
     if boot.device == "cuda":
-        from lightserve.model_worker.cuda_loading import load_cuda_engine  # Triton takes long to import
+        from lightserve.model_worker.cuda.loading import load_cuda_engine  # Triton takes long to import
 
         return load_cuda_engine(boot, rank)
     return load_cpu_engine(boot, rank)

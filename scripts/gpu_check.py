@@ -69,7 +69,7 @@ def _checks(options: argparse.Namespace) -> dict[str, Callable[[], bool]]:
 
     return {
         "kernels": lambda: _run_tests("tests/kernels"),
-        "engine": lambda: _run_tests("tests/model_worker/test_cuda_engine.py"),
+        "engine": lambda: _run_tests("tests/model_worker/cuda/test_engine.py"),
         "model": lambda: compare_devices(gguf()),
         "pressure": lambda: press(_crowded(gguf()), options.num_requests, _MAX_ID),
         "memory": lambda: fill_memory(_PRESET),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from recording_model import RecordingModel
 
-from lightserve.model_worker.cpu_runner import CpuEngine
+from lightserve.model_worker.cpu.runner import CpuEngine
 from tests.model_worker.references import make_reference, reference_greedy
 from tests.model_worker.tiny_engine import greedy, open_engine, random_prompts
 

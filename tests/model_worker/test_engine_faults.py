@@ -8,11 +8,11 @@ from recording_model import RecordingModel
 
 from lightserve.errors import InvariantError
 from lightserve.ipc.messages import StepPlan
-from lightserve.model_worker import cpu_runner
-from lightserve.model_worker.cpu_memory import is_out_of_memory
-from lightserve.model_worker.cpu_runner import CpuEngine, CpuModel
+from lightserve.model_worker.cpu import runner
+from lightserve.model_worker.cpu.backend import CpuBackend
+from lightserve.model_worker.cpu.memory import is_out_of_memory
+from lightserve.model_worker.cpu.runner import CpuEngine, CpuModel
 from lightserve.model_worker.kv_cache import KVCache
-from lightserve.model_worker.layers.cpu_backend import CpuBackend
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.sampling_params import SamplingParams
 from tests.model_worker.references import make_reference
@@ -92,7 +92,7 @@ def test_a_step_that_samples_many_rows_is_run_in_pieces_and_gives_the_same(
     prompts = random_prompts([12, 3, 25, 6, 9])
     expected = greedy(open_engine(folder), prompts, 8)
     engine = open_engine(folder)
-    monkeypatch.setattr(cpu_runner, "MOST_SAMPLED_AT_ONCE", 2)
+    monkeypatch.setattr(runner, "MOST_SAMPLED_AT_ONCE", 2)
     engine.runner.model = recording = RecordingModel(engine.runner.model)
     assert greedy(engine, prompts, 8) == expected
     assert max(len(logits) for logits in recording.recorded) <= 2

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from lightserve.model_config import load_model_config
-from lightserve.model_worker.cuda_blueprint import CudaBlueprint, load_cuda_model
-from lightserve.model_worker.cuda_graph import CudaRecorder, PlainRecorder, Recorder
-from lightserve.model_worker.cuda_runner import CudaRunner
+from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda.graph import CudaRecorder, PlainRecorder, Recorder
+from lightserve.model_worker.cuda.runner import CudaRunner
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.tensor_parallel import SingleRank
 from tests.model_worker.tiny_engine import MAX_LEN, NUM_ROWS, NUM_SLOTS

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from lightserve.model_config import load_model_config
-from lightserve.model_worker.cpu_loading import load_cpu_model, make_cpu_engine
-from lightserve.model_worker.cpu_runner import CpuEngine
+from lightserve.model_worker.cpu.loading import load_cpu_model, make_cpu_engine
+from lightserve.model_worker.cpu.runner import CpuEngine
 from lightserve.model_worker.engine import Engine, Runner
 from lightserve.model_worker.loading import EngineLimits
 from lightserve.model_worker.offline import OfflineBatch, OfflineReq

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightserve.ipc.messages import NewReq, StepPlan, pack_int32, unpack_int32
-from lightserve.model_worker.cuda_runner import CudaRunner
+from lightserve.model_worker.cuda.runner import CudaRunner
 from lightserve.model_worker.engine import Engine
 from lightserve.sampling_params import SamplingParams
 from tests.model_worker.tiny_checkpoint import write_checkpoint

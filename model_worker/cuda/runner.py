@@ -7,14 +7,14 @@ from functools import partial
 import numpy as np
 
 from lightserve.ipc.messages import NewReq, StepResult, pack_int32
-from lightserve.model_worker.cuda_graph import Graph, Recorder
-from lightserve.model_worker.cuda_step import CudaStep
+from lightserve.model_worker.cuda.graph import Graph, Recorder
+from lightserve.model_worker.cuda.graph_shapes import GraphShapes, eager_shape
+from lightserve.model_worker.cuda.step import CudaStep
+from lightserve.model_worker.cuda.step_inputs import ForwardShape, Sampling, StepInputs, TailShape
+from lightserve.model_worker.cuda.step_memory import StepMemory
 from lightserve.model_worker.forward_batch import HostBatch
-from lightserve.model_worker.graph_shapes import GraphShapes, eager_shape
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
-from lightserve.model_worker.step_inputs import ForwardShape, Sampling, StepInputs, TailShape
-from lightserve.model_worker.step_memory import StepMemory
 
 # Step n + 1 is launched before the result of step n is read, step n + 2 after it (``WorkerService.exposed_step``).
 _STEPS_IN_FLIGHT = 2

@@ -6,17 +6,17 @@ import torch
 
 from lightserve.boot import Boot
 from lightserve.model_config import ModelConfig
-from lightserve.model_worker.cpu_memory import reserved_bytes
-from lightserve.model_worker.cpu_runner import CpuEngine, CpuModel, CpuRunner
+from lightserve.model_worker.cpu.backend import CpuBackend
+from lightserve.model_worker.cpu.memory import reserved_bytes
+from lightserve.model_worker.cpu.runner import CpuEngine, CpuModel, CpuRunner
+from lightserve.model_worker.cpu.sampler import Sampler
+from lightserve.model_worker.cpu.sampling_ops import CpuSamplingOps
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.host import free_host_bytes, num_usable_cpus
 from lightserve.model_worker.kv_cache import GIB, KVCache, PoolSize, size_pool, slot_bytes
-from lightserve.model_worker.layers.cpu_backend import CpuBackend
-from lightserve.model_worker.layers.sampling_cpu import CpuSamplingOps
 from lightserve.model_worker.loading import EngineLimits, LoadedEngine, resolve_dtype, sampled_vocab_size
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.model_worker.req_rows import ReqRows
-from lightserve.model_worker.sampler import Sampler
 from lightserve.model_worker.tensor_parallel import Ranks, join_ranks
 from lightserve.model_worker.weights.loader import load_weights
 from lightserve.model_worker.weights.sharding import Shard

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightserve.errors import InvariantError
-from lightserve.model_worker.step_memory import StepMemory
+from lightserve.model_worker.cuda.step_memory import StepMemory
 
 
 def make_memory() -> StepMemory:

@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightserve.ipc.messages import NewReq, pack_int32
-from lightserve.model_worker.forward_batch import HostBatch
-from lightserve.model_worker.req_rows import ReqRows
-from lightserve.model_worker.sampling_rows import SamplingRows
-from lightserve.model_worker.step_inputs import (
+from lightserve.model_worker.cuda.step_inputs import (
     ForwardShape,
     Sampling,
     StepInputs,
@@ -19,6 +16,9 @@ from lightserve.model_worker.step_inputs import (
     forward_sections,
     tail_sections,
 )
+from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.req_rows import ReqRows
+from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.sampling_params import SamplingParams
 
 NUM_ROWS, PADDING_SLOT, EOS = 8, 99, (2, 3)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightserve.model_worker.cuda.graph_shapes import GraphShapes, eager_shape, row_sizes
+from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, Sampling, TailShape
 from lightserve.model_worker.forward_batch import HostBatch
-from lightserve.model_worker.graph_shapes import GraphShapes, eager_shape, row_sizes
-from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, Sampling, TailShape
 
 NUM_ROWS, MAX_TOKENS = 1000, 4096
 

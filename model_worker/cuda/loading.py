@@ -7,10 +7,10 @@ import torch
 
 from lightserve.boot import Boot
 from lightserve.kernels.compile_ahead import compiling_ahead
-from lightserve.model_worker.cuda_blueprint import CudaBlueprint, load_cuda_model
-from lightserve.model_worker.cuda_graph import CudaRecorder, Graph
-from lightserve.model_worker.cuda_memory import MemoryLedger
-from lightserve.model_worker.cuda_runner import CudaRunner
+from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda.graph import CudaRecorder, Graph
+from lightserve.model_worker.cuda.memory import MemoryLedger
+from lightserve.model_worker.cuda.runner import CudaRunner
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.host import num_usable_cpus
 from lightserve.model_worker.kv_cache import PoolSize, size_pool, slot_bytes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lightserve.kernels.greedy import greedy_reference
 from lightserve.kernels.penalties import penalties_reference
 from lightserve.kernels.sampling import sample_reference
-from lightserve.model_worker.layers.sampling_cpu import CpuSamplingOps
+from lightserve.model_worker.cpu.sampling_ops import CpuSamplingOps
 
 VOCAB = 300
 INF, NAN = float("inf"), float("nan")

@@ -7,18 +7,18 @@ import torch
 
 from lightserve.kernels.prefill_attention import MAX_GATHER_LEN
 from lightserve.model_config import ModelConfig
-from lightserve.model_worker.cuda_graph import Recorder
-from lightserve.model_worker.cuda_runner import CudaRunner
-from lightserve.model_worker.cuda_step import CudaStep
+from lightserve.model_worker.cuda.backend import CudaBackend
+from lightserve.model_worker.cuda.graph import Recorder
+from lightserve.model_worker.cuda.graph_shapes import GraphShapes
+from lightserve.model_worker.cuda.runner import CudaRunner
+from lightserve.model_worker.cuda.step import CudaStep
+from lightserve.model_worker.cuda.step_inputs import StepInputs
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.forward_batch import HostBatch
-from lightserve.model_worker.graph_shapes import GraphShapes
 from lightserve.model_worker.kv_cache import KVCache
-from lightserve.model_worker.layers.cuda_backend import CudaBackend
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
-from lightserve.model_worker.step_inputs import StepInputs
 from lightserve.model_worker.tensor_parallel import Ranks
 from lightserve.model_worker.weights.loader import load_weights
 from lightserve.model_worker.weights.sharding import Shard

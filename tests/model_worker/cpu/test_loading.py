@@ -10,9 +10,10 @@ from lightserve.boot import Boot
 from lightserve.config import ServerConfig
 from lightserve.errors import ConfigError
 from lightserve.model_config import load_model_config
-from lightserve.model_worker import cpu_loading, host, loading
-from lightserve.model_worker.cpu_loading import load_cpu_engine
-from lightserve.model_worker.cpu_memory import reserved_bytes
+from lightserve.model_worker import host, loading
+from lightserve.model_worker.cpu import loading as cpu_loading
+from lightserve.model_worker.cpu.loading import load_cpu_engine
+from lightserve.model_worker.cpu.memory import reserved_bytes
 from lightserve.model_worker.host import free_host_bytes, num_usable_cpus
 from lightserve.model_worker.kv_cache import GIB
 from lightserve.model_worker.loading import resolve_dtype

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 
 from lightserve.kernels.embedding import embedding_reference
+from lightserve.model_worker.cpu.attention import AttentionPlan, attend, plan_attention
+from lightserve.model_worker.cpu.decode_attention import AttentionShape
 from lightserve.model_worker.forward_batch import ForwardBatch
-from lightserve.model_worker.layers.attention_cpu import AttentionPlan, attend, plan_attention
-from lightserve.model_worker.layers.decode_attention_cpu import AttentionShape
 from lightserve.model_worker.layers.linear import (
     Linear,
     LinearThenSilu,

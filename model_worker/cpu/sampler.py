@@ -7,8 +7,8 @@ import torch
 
 from lightserve.ipc.messages import NewReq
 from lightserve.kernels.penalties import count_sampled
+from lightserve.model_worker.cpu.sampling_ops import CpuSamplingOps
 from lightserve.model_worker.forward_batch import ForwardBatch, Int32Array
-from lightserve.model_worker.layers.sampling_cpu import CpuSamplingOps
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.model_worker.token_counts import TokenCounts

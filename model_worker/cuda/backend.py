@@ -9,10 +9,10 @@ from lightserve.kernels.embedding import embedding
 from lightserve.kernels.prefill_attention import PrefillPlan, plan_prefill, prefill_attention
 from lightserve.kernels.rms_norm import add_rms_norm, rms_norm
 from lightserve.kernels.rope_kv_write import Rotation, rope_kv_write
-from lightserve.model_worker.layers.cuda_linear import CudaHead, CudaLinear
+from lightserve.model_worker.cuda.linear import CudaHead, CudaLinear
+from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, forward_sections
 from lightserve.model_worker.layers.linear import Linear, NormLinear, NormThenLinear
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
-from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, forward_sections
 from lightserve.rope_config import RopeConfig
 
 _PLAN_TOKENS = 256  # the plan of prefill tiles is compiled for counts of tokens that are a multiple of this

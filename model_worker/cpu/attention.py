@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from lightserve.model_worker.cpu.decode_attention import AttentionShape, DecodePlan, attend_decode, plan_decode
 from lightserve.model_worker.forward_batch import ForwardBatch
-from lightserve.model_worker.layers.decode_attention_cpu import AttentionShape, DecodePlan, attend_decode, plan_decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,8 @@ from lightserve.kernels.greedy import greedy
 from lightserve.kernels.penalties import forbid, penalties
 from lightserve.kernels.place_tokens import place_tokens
 from lightserve.kernels.sampling import sample
-from lightserve.model_worker.kv_cache import KVCache
-from lightserve.model_worker.layers.cuda_backend import CudaBackend
-from lightserve.model_worker.models.llama import LlamaModel
-from lightserve.model_worker.req_rows import ReqRows
-from lightserve.model_worker.step_inputs import (
+from lightserve.model_worker.cuda.backend import CudaBackend
+from lightserve.model_worker.cuda.step_inputs import (
     ForwardShape,
     Sampling,
     StepInputs,
@@ -24,6 +21,9 @@ from lightserve.model_worker.step_inputs import (
     forward_sections,
     tail_sections,
 )
+from lightserve.model_worker.kv_cache import KVCache
+from lightserve.model_worker.models.llama import LlamaModel
+from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.token_counts import TokenCounts
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import chain
 
 from lightserve.kernels.prefill_attention import gather_len_for
+from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, Sampling, TailShape
 from lightserve.model_worker.forward_batch import HostBatch
-from lightserve.model_worker.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, Sampling, TailShape
 
 _MIXED_TOKENS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 # Decode rows are planned by a kernel that is compiled for a power of two: few sizes, so that little has to be compiled.

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from lightserve.ipc.messages import NewReq, StepPlan, pack_int32
+from lightserve.model_worker.cpu.sampler import Sampler
+from lightserve.model_worker.cpu.sampling_ops import CpuSamplingOps
 from lightserve.model_worker.forward_batch import ForwardBatch, HostBatch
-from lightserve.model_worker.layers.sampling_cpu import CpuSamplingOps
 from lightserve.model_worker.req_rows import ReqRows
-from lightserve.model_worker.sampler import Sampler
 from lightserve.sampling_params import SamplingParams
 
 VOCAB, EOS = 40, (2, 3)
