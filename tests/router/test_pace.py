@@ -110,6 +110,14 @@ def test_a_batch_that_shrinks_leaves_the_device_no_idle_time() -> None:
     assert device.spare_s() == pytest.approx(0.0185)
 
 
+def test_a_row_that_leaves_does_not_make_planning_early() -> None:
+    device = Device(overhead_s=0.001)
+    device.run([0.05] * 20, num_decode=5)
+    device.run([0.05], num_decode=4)
+    device.run([0.05], num_decode=4)
+    assert device.spare_s() == pytest.approx(0.0485)
+
+
 def test_a_first_step_that_is_long_leaves_the_device_no_idle_time() -> None:
     device = Device(overhead_s=0.001)
     device.run([0.1], prefill_rows=[1])
