@@ -23,8 +23,8 @@ from benchmark.report import versions
 from engine_bench.model_steps import ModelSteps
 
 from lightserve.model_config import load_model_config
-from lightserve.model_worker.cuda_blueprint import CudaBlueprint, load_cuda_model
-from lightserve.model_worker.cuda_graph import CudaRecorder
+from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda.graph import CudaRecorder
 from lightserve.model_worker.tensor_parallel import SingleRank
 
 _NUM_SLOTS, _MAX_LEN, _MAX_TOKENS, _MIN_ROWS = 200_000, 8192, 8192, 256

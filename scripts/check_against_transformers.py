@@ -19,8 +19,8 @@ from lightserve.config import ServerConfig
 from lightserve.default_model import fetch_default_model
 from lightserve.gguf_tokenizer import export_gguf_tokenizer
 from lightserve.model_config import load_model_config
-from lightserve.model_worker.cpu_loading import load_cpu_engine
-from lightserve.model_worker.cpu_runner import CpuEngine
+from lightserve.model_worker.cpu.loading import load_cpu_engine
+from lightserve.model_worker.cpu.runner import CpuEngine
 from lightserve.model_worker.engine import Engine, Runner
 from lightserve.model_worker.offline import OfflineBatch
 from lightserve.sampling_params import SamplingParams

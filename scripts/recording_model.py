@@ -2,8 +2,8 @@
 
 import torch
 
-from lightserve.model_worker.cpu_runner import CpuModel
-from lightserve.model_worker.layers.cpu_backend import CpuBackend
+from lightserve.model_worker.cpu.backend import CpuBackend
+from lightserve.model_worker.cpu.runner import CpuModel
 from lightserve.model_worker.models.llama import LlamaModel
 
 

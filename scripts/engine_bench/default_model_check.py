@@ -9,9 +9,9 @@ import torch
 
 from lightserve.gguf_tokenizer import export_gguf_tokenizer
 from lightserve.model_config import ModelConfig, load_model_config
-from lightserve.model_worker.cpu_loading import load_cpu_model, make_cpu_engine
-from lightserve.model_worker.cuda_blueprint import CudaBlueprint, load_cuda_model
-from lightserve.model_worker.cuda_graph import CudaRecorder
+from lightserve.model_worker.cpu.loading import load_cpu_model, make_cpu_engine
+from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda.graph import CudaRecorder
 from lightserve.model_worker.engine import Engine, Runner
 from lightserve.model_worker.loading import EngineLimits
 from lightserve.model_worker.offline import OfflineBatch

@@ -29,7 +29,7 @@ import lightserve.kernels
 from engine_bench.random_checkpoint import spread_numbers, write_checkpoint
 from lightserve.kernels.compile_ahead import compiling_ahead
 from lightserve.model_config import load_model_config
-from lightserve.model_worker.cuda_blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_cuda_model
 from lightserve.model_worker.host import num_usable_cpus
 from lightserve.model_worker.offline import OfflineBatch
 from lightserve.model_worker.tensor_parallel import SingleRank

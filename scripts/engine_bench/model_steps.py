@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lightserve.model_worker.cuda_blueprint import CudaBlueprint
-from lightserve.model_worker.cuda_graph import Graph, Recorder
+from lightserve.model_worker.cuda.blueprint import CudaBlueprint
+from lightserve.model_worker.cuda.graph import Graph, Recorder
+from lightserve.model_worker.cuda.graph_shapes import eager_shape
+from lightserve.model_worker.cuda.step_inputs import ForwardShape
 from lightserve.model_worker.forward_batch import HostBatch
-from lightserve.model_worker.graph_shapes import eager_shape
-from lightserve.model_worker.step_inputs import ForwardShape
 
 _WARMUPS, _REPLAYS, _PROFILED = 3, 15, 3
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from lightserve.ipc.messages import FinishCode, StepPlan, StepResult, TokensMsg, unpack_float32, unpack_int64
-from lightserve.model_worker.cpu_runner import CpuEngine
+from lightserve.model_worker.cpu.runner import CpuEngine
 from lightserve.model_worker.engine import StepOutput
 from lightserve.router.past_future import PastFutureAdmission
 from lightserve.sampling_params import SamplingParams
