@@ -60,7 +60,7 @@ class Pace:
         else:
             self._learn(now - self._began_at, device_waited=result.device_waited)
         self._began_at = launched_at if result is None else now
-        self._only_decodes = not plan.prefill_rows
+        self._only_decodes = bool(plan.decode_rows) and not plan.prefill_rows
         self._num_decode = count_int32(plan.decode_rows)
         return result
 

@@ -122,3 +122,11 @@ def test_a_first_step_that_is_long_leaves_the_device_no_idle_time() -> None:
     device = Device(overhead_s=0.001)
     device.run([0.1], prefill_rows=[1])
     assert device.run([1.0] + [0.005] * 20) == 0
+
+
+def test_steps_that_only_release_rows_say_nothing_of_others() -> None:
+    device = Device(overhead_s=0.001)
+    device.run([0.005] * 20)
+    device.run([0.005] * 20, num_decode=0)
+    device.run([0.005] * 20)
+    assert device.spare_s() == pytest.approx(0.0035)
