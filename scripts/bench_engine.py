@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measure the engine without a server around it: model workers, fed by the router's own loop.
 
     bench_engine.py --model_dir scripts/presets/llama-3.1-8b --load_format dummy \\

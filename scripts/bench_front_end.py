@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measure the front end by itself: HTTP processes, router and detokenizer around a model worker that computes nothing.
 
     bench_front_end.py [--num_streams 3000] [--tokens_per_s 16000] [--scenarios steady,crowd,limit] [--json FILE] \\

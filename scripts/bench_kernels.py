@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Check each kernel against its reference, then time it on a CUDA device.
 
     python scripts/bench_kernels.py decode_attention [more names] [--json FILE]
@@ -81,6 +80,9 @@ def main() -> int:
     parser.add_argument("names", nargs="+", choices=["all", *KERNELS])
     parser.add_argument("--json", type=Path, help="write all numbers there")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("bench_kernels.py: there is no CUDA device", file=sys.stderr)
+        return 1
     torch.set_default_device("cuda")
     torch.manual_seed(0)
     copy_rate, product_rate = measure_copy(), measure_product()

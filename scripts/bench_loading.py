@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Measure how fast weights come from files that the system has in its page cache to the device.
 
     bench_loading.py --model_dir scripts/presets/llama-3.1-8b --folder /tmp/checkpoint --tp 1,2 --json loading.json

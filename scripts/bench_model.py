@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Time the model's part of a step by itself, as recorded graphs on a CUDA device, and show where the time goes.
 
     bench_model.py --model_dir scripts/presets/llama-3.1-8b --decodes 1,4,8,16,64 --context 576 --mixed 3+100,3+250 \\

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Load a server with streamed requests over HTTP and measure what comes back.
 
 Works with lightserve and with any server of OpenAI's API. Prompts come from a file of ShareGPT conversations, from a

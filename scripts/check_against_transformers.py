@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Compare the model worker with Hugging Face transformers on one .gguf file, in float32 on the CPU.
 
 Greedy ids of several prompts must be equal, run one by one and in one mixed batch with chunked prefill and scattered
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from recording_model import RecordingModel
+from engine_bench.recording_model import RecordingModel
 
 from lightserve.boot import Boot
 from lightserve.config import ServerConfig

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Check on a machine with a GPU all that a machine without one cannot.
 
     gpu_check.py [--gguf FILE] [--only NAME,NAME]

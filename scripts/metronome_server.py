@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """A server that writes one token to every open stream at each tick and does nothing else.
 
 It measures the load generator by itself: the processor time and the jitter that benchmark_sharegpt.py reports against

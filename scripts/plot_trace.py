@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw a few decode steps of a trace that bench_engine.py --profile_batches has written, and where the GPU idles.
 
     plot_trace.py decode-256.json --steps 3 --title "8B, batch 256" --out docs/images/decode-8b-256.png

@@ -1,12 +1,13 @@
 """Run the real router against a modelled worker and a virtual clock.
 
-    python scripts/simulate_router.py --trace uneven.csv --max_total_token_num 60000 --router_policy conservative
+    simulate_router.py --trace uneven.csv --max_total_token_num 60000 --router_policy conservative
 
 Scheduler, slot allocator, admission and prefix cache are those of the server. The trace says when requests come (else
 all come at once, or at --request_rate), how long prompts are, which blocks they share, where each answer really ends.
 """
 
 import argparse
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ _MODELS = Path(__file__).parent / "router_simulation" / "step_models"
 def main() -> None:
     args = _parse()
     rng = np.random.default_rng(args.seed)
-    rows = _choose_rows(read_trace(args.trace, None), args.num_requests, rng)
+    rows = _choose_rows(_read(args.trace), args.num_requests, rng)
     clock = VirtualClock()
     clients = Clients(rows, _arrivals(rows, args, rng), clock, args.max_new_tokens, args.max_concurrency)
     limits = _limits(rows, args)
@@ -72,8 +73,18 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--tpot_limit_ms", type=float, default=50.0, help="for goodput")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path, help="a picture; needs matplotlib")
-    return parser.parse_args()
+    parser.add_argument("--plot", type=Path, help="a picture; needs the extra plot: pip install matplotlib")
+    args = parser.parse_args()
+    if args.plot and not importlib.util.find_spec("matplotlib"):
+        parser.error("--plot needs matplotlib")
+    return args
+
+
+def _read(trace: Path) -> list[TraceRow]:
+    try:
+        return read_trace(trace, None)
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"--trace {trace}: {error}")
 
 
 def _choose_rows(rows: list[TraceRow], num_requests: int | None, rng: np.random.Generator) -> list[TraceRow]:

@@ -16,7 +16,7 @@ from lightserve.model_worker.cuda.graph_shapes import eager_shape
 from lightserve.model_worker.cuda.step_inputs import ForwardShape
 from lightserve.model_worker.forward_batch import HostBatch
 
-_WARMUPS, _REPLAYS, _PROFILED = 3, 15, 3
+_REPLAYS, _PROFILED = 15, 3
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,18 @@ class ModelSteps:
         slots = self._random.integers(0, num_slots, tuple(self._rows.req_to_slots.shape), dtype=np.int32)
         self._rows.req_to_slots.copy_(torch.from_numpy(slots))
 
-    def time(self, num_decode: int, context: int, chunk_lens: Sequence[int] = ()) -> StepTime:
-        """Time a step whose decode rows have ``context`` tokens, this step's included, beside whole prompts."""
+    def time(
+        self, num_decode: int, context: int, chunk_lens: Sequence[int] = (), *, num_replays: int = _REPLAYS
+    ) -> StepTime:
+        """Time a step whose decode rows have ``context`` tokens, this step's included, beside whole prompts.
+
+        A fifth as many replays warm up.
+        """
         shape, graph = self._record(num_decode, context, chunk_lens)
-        for _ in range(_WARMUPS):
+        for _ in range(num_replays // 5):
             graph.replay()
-        return StepTime(num_decode, chunk_lens, shape.num_tokens, median(_ms(graph.replay) for _ in range(_REPLAYS)))
+        ms = median(_ms(graph.replay) for _ in range(num_replays))
+        return StepTime(num_decode, chunk_lens, shape.num_tokens, ms)
 
     def kernels(self, num_decode: int, context: int, chunk_lens: Sequence[int] = ()) -> list[KernelShare]:
         """Trace the same step on the GPU; the kernels in order of the time until the next one."""

@@ -15,6 +15,7 @@ from tests.model_worker.tiny_engine import NUM_SLOTS
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> ModelSteps:
+    """Steps of a tiny model; few kernels are interpreted in a second."""
     folder = tmp_path_factory.mktemp("model")
     make_reference("llama", folder)
     with torch.inference_mode():
@@ -23,7 +24,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> ModelSteps:
 
 def test_a_step_is_timed_in_the_shape_that_an_engine_would_give_it(steps: ModelSteps) -> None:
     with torch.inference_mode():
-        decode, mixed = steps.time(3, 20), steps.time(2, 20, [9])
+        decode, mixed = steps.time(3, 20, num_replays=1), steps.time(2, 20, [9], num_replays=1)
     assert (decode.num_tokens, mixed.num_tokens) == (4, 16)
     assert decode.ms > 0
     assert mixed.ms > 0
