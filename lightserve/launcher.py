@@ -1,5 +1,6 @@
 """The parent: starts every process of a server, says when it is ready, watches, drains, and leaves nothing behind."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from lightserve.preparation import prepare
 from lightserve.ready_text import ready_text
 from lightserve.run_dir import run_directory
 from lightserve.stop_signals import SignalInbox, exit_on_stop_signals
+
+logger = logging.getLogger(__name__)
 
 # What Python runs for each kind of child, in the order in which a failure spreads.
 CHILD_COMMANDS: Mapping[str, Sequence[str]] = {
@@ -150,6 +153,7 @@ class Launcher:
         """Let open requests finish, until the limit or another stop signal."""
         self._draining = True
         limit_s = self._boot.config.drain_timeout_s
+        logger.info("open requests may finish within %g s; another signal stops at once", limit_s)
         self._tell_http(DrainMsg(limit_s))
         deadline = time.monotonic() + limit_s + _GOODBYE_S
         while self._num_stops < 2 and self._children.any_runs(self._http) and time.monotonic() < deadline:
