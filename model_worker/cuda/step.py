@@ -40,6 +40,7 @@ class CudaStep:
         dtype: Of hidden states.
 
     Attributes:
+        kv_cache: This rank's.
         token_counts: What each row has seen.
     """
 
@@ -56,7 +57,7 @@ class CudaStep:
     ) -> None:
         device = rows.next_token.device
         self._model = model
-        self._kv_cache = kv_cache
+        self.kv_cache = kv_cache
         self._rows = rows
         self._inputs = inputs
         self._vocab_size = vocab_size
@@ -76,7 +77,7 @@ class CudaStep:
             rows.req_to_slots,
         )
         self._model.backend.begin(words, shape, rows.req_to_slots)
-        self._model.forward(token_ids, self._kv_cache, out=self._hidden[: shape.num_tokens])
+        self._model.forward(token_ids, self.kv_cache, out=self._hidden[: shape.num_tokens])
 
     def tail(self, shape: TailShape) -> None:
         """Sample the rows in the device's words; keep the ids for the next step and for the host."""

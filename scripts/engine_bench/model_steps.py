@@ -71,6 +71,8 @@ class ModelSteps:
         self._random = np.random.default_rng(0)
         slots = self._random.integers(0, num_slots, tuple(self._rows.req_to_slots.shape), dtype=np.int32)
         self._rows.req_to_slots.copy_(torch.from_numpy(slots))
+        for kv_layer in self._step.kv_cache.layers:
+            kv_layer.normal_()
 
     def time(
         self, num_decode: int, context: int, chunk_lens: Sequence[int] = (), *, num_replays: int = _REPLAYS
