@@ -117,10 +117,15 @@ class Server:
         self.await_exit()
 
 
+def short_dir() -> "tempfile.TemporaryDirectory[str]":
+    """Make a directory whose path leaves room for the names of sockets."""
+    return tempfile.TemporaryDirectory(prefix="ls-", dir="/tmp")
+
+
 @contextmanager
 def running(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Run a server; nothing of it survives the block."""
-    with tempfile.TemporaryDirectory(prefix="ls-", dir="/tmp") as temp_dir:
+    with short_dir() as temp_dir:
         server = Server(command, environment or {}, Path(temp_dir))
         try:
             yield server

@@ -4,7 +4,12 @@ import torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of ‖out - ref‖ / ‖ref‖
+# Of ‖out - ref‖ / ‖ref‖. The interpreter cuts off what does not fit into a bfloat16, where a GPU rounds.
+TOLERANCE = {
+    torch.float32: 2e-5,
+    torch.bfloat16: 1e-2 if DEVICE.type == "cuda" else 2e-2,
+    torch.float16: 2e-3,
+}
 DTYPES = list(TOLERANCE)
 HEADS = [(9, 3, 64), (32, 8, 64), (32, 8, 128), (7, 1, 80), (2, 2, 256)]  # query heads, kv heads, head_dim
 

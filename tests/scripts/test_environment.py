@@ -166,6 +166,16 @@ def test_the_operator_can_choose_the_python(clone: Clone) -> None:
     assert clone.events[0] == "venv mine"
 
 
+def test_every_check_that_fails_is_named(clone: Clone) -> None:
+    clone.add_python("python3")
+
+    run = clone.run("test")  # where no tool is installed
+
+    assert run.returncode == 1
+    failed = [line.removeprefix("failed: ").split()[0] for line in run.stderr.splitlines() if line.startswith("failed")]
+    assert failed == ["ruff", "ruff", "mypy", "lint-imports", "pytest"]
+
+
 def test_the_scripts_can_be_run() -> None:
     for name in ("scripts/serve", "scripts/test", ".ci/run"):
         assert os.access(ROOT / name, os.X_OK)

@@ -6,6 +6,7 @@ import shlex
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,12 +14,18 @@ import pytest
 
 from tests.client import OpenStreams, Outcome, generation, health, open_client, stream, stream_all
 from tests.fakes import FakeWorkerScript
-from tests.server import Server, await_all_gone, cpu_seconds, is_port_free, running, wait_until
+from tests.server import Server, await_all_gone, cpu_seconds, is_port_free, running, short_dir, wait_until
 from tests.system.fake_server import CHILDREN, fake_server
 from tests.tiny_model import make_model_folder
 
 SLOW = FakeWorkerScript(step_s=0.02)
 STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.fixture
+def shared_dir() -> Iterator[Path]:
+    with short_dir() as path:
+        yield Path(path)
 
 
 def free_port() -> int:
@@ -210,8 +217,8 @@ def test_the_children_of_a_launcher_killed_in_the_middle_of_work_die(model_dir: 
         assert is_port_free(server.port)
 
 
-def test_four_servers_started_together_answer_only_their_own_requests(model_dir: Path, tmp_path: Path) -> None:
-    shared = {"TMPDIR": str(tmp_path)}
+def test_four_servers_started_together_answer_only_their_own_requests(model_dir: Path, shared_dir: Path) -> None:
+    shared = {"TMPDIR": str(shared_dir)}
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(fake_server(model_dir, "--served_model_name", f"model-{n}", environment=shared))
@@ -253,9 +260,9 @@ def test_a_model_folder_with_a_long_path_will_do(model_dir: Path, tmp_path: Path
 
 
 def test_what_killed_servers_left_is_removed_by_the_next_start_beside_a_live_one(
-    model_dir: Path, tmp_path: Path
+    model_dir: Path, shared_dir: Path
 ) -> None:
-    shared = {"TMPDIR": str(tmp_path)}
+    shared = {"TMPDIR": str(shared_dir)}
     with fake_server(model_dir, environment=shared) as live:
         live.await_ready()
         for _ in range(2):
@@ -263,11 +270,11 @@ def test_what_killed_servers_left_is_removed_by_the_next_start_beside_a_live_one
                 killed.await_children(*CHILDREN)
                 killed.signal(signal.SIGKILL)
                 killed.await_exit()
-        assert len(list(tmp_path.iterdir())) == 2  # the live one's, and the last killed one's
+        assert len(list(shared_dir.iterdir())) == 2  # the live one's, and the last killed one's
 
         with fake_server(model_dir, environment=shared) as next_one:
             next_one.await_ready()
-            assert len(list(tmp_path.iterdir())) == 2
+            assert len(list(shared_dir.iterdir())) == 2
             assert health(live.url) == 200
 
 
