@@ -52,13 +52,14 @@ class HostBatch:
 
     @classmethod
     def _of_decodes(cls, plan: StepPlan, decode_rows: Int32Array, rows: ReqRows) -> "HostBatch":
+        num_decode = len(decode_rows)
         return cls(
-            num_decode=len(decode_rows),
+            num_decode=num_decode,
             req_rows=decode_rows,
             starts=rows.seq_lens[decode_rows],
-            extend_lens=np.ones_like(decode_rows),
-            is_sampled=np.ones(len(decode_rows), dtype=np.bool_),
-            token_ids=np.zeros_like(decode_rows),
+            extend_lens=np.ones(num_decode, dtype=np.int32),
+            is_sampled=np.ones(num_decode, dtype=np.bool_),
+            token_ids=np.zeros(num_decode, dtype=np.int32),
             out_slots=unpack_int32(plan.out_slots),
         )
 
@@ -84,7 +85,7 @@ class HostBatch:
     def _check(self, step_id: int, rows: ReqRows) -> None:
         if len(self.out_slots) != len(self.token_ids):
             raise InvariantError(f"step {step_id}: {len(self.token_ids)} tokens but {len(self.out_slots)} slots")
-        if not np.array_equal(self.starts, rows.seq_lens[self.req_rows]):
+        if not self.only_decodes and not np.array_equal(self.starts, rows.seq_lens[self.req_rows]):
             raise InvariantError(f"step {step_id}: chunks start at {self.starts}, not where their rows stand")
         if int(self.seq_lens.max(initial=0)) > rows.req_to_slots.shape[1]:
             raise InvariantError(f"step {step_id}: a request of {self.seq_lens.max()} tokens outgrew the Token Table")
@@ -98,6 +99,11 @@ class HostBatch:
     def num_chunks(self) -> int:
         """Prefill chunks in the batch."""
         return self.num_reqs - self.num_decode
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether there are no chunks: then each request has one token, in order, and each is sampled."""
+        return self.num_decode == len(self.req_rows)
 
     @property
     def num_tokens(self) -> int:
@@ -119,27 +125,31 @@ class HostBatch:
     @property
     def token_rows(self) -> Int32Array:
         """[num_tokens] int32, each token's row."""
-        return np.repeat(self.req_rows, self.extend_lens)
+        return self.req_rows if self.only_decodes else np.repeat(self.req_rows, self.extend_lens)
 
     @property
     def positions(self) -> Int32Array:
         """[num_tokens] int32, each token's position in its request."""
+        if self.only_decodes:
+            return self.starts
         firsts = np.repeat(self.starts - self.cu_seqlens[:-1], self.extend_lens)
         return (firsts + np.arange(self.num_tokens)).astype(np.int32)
 
     @cached_property
     def sampled_rows(self) -> Int32Array:
         """[num_sampled] int32, rows that get a new id, in sampling order."""
-        return self.req_rows[self.is_sampled]
+        return self.req_rows if self.only_decodes else self.req_rows[self.is_sampled]
 
     @cached_property
     def sampled_positions(self) -> Int32Array:
         """[num_sampled] int32, absolute position of each new id."""
-        return self.seq_lens[self.is_sampled]
+        return self.seq_lens if self.only_decodes else self.seq_lens[self.is_sampled]
 
     @property
     def sampled_tokens(self) -> Int32Array:
         """[num_sampled] int32, index in the batch of the token whose logits give the new id."""
+        if self.only_decodes:
+            return np.arange(self.num_decode, dtype=np.int32)
         return self.cu_seqlens[1:][self.is_sampled] - 1
 
     def halves(self) -> tuple["HostBatch", "HostBatch"]:

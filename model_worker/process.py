@@ -9,12 +9,12 @@ from typing import Protocol, TypeVar
 
 import msgspec
 import rpyc
-from rpyc.utils.server import OneShotServer
 
 from lightserve.boot import Boot, read_boot
 from lightserve.child import freeze_garbage_collector, process_name, run_child
 from lightserve.ipc.links import Outbox
 from lightserve.ipc.messages import LoadReply, ReadyMsg, StepPlan, StepResult
+from lightserve.ipc.worker_link import WorkerListener
 from lightserve.model_worker.cpu.loading import load_cpu_engine
 from lightserve.model_worker.engine import Engine, Runner, StepOutput
 from lightserve.model_worker.kv_cache import PoolSize
@@ -22,8 +22,6 @@ from lightserve.model_worker.loading import LoadedEngine
 from lightserve.model_worker.profiling import GpuProfiler, WorkerStats, gpu_reserved_bytes
 
 T = TypeVar("T")
-
-_PROTOCOL = {"allow_pickle": False, "allow_public_attrs": False, "sync_request_timeout": None}
 
 
 class Launched(Protocol):
@@ -159,10 +157,10 @@ def main(run_dir: str, rank: int) -> None:
     loaded = launcher.call(lambda: _load(boot, rank))
     service = WorkerService(loaded.engine, loaded.pool, launcher)
     name = process_name("model_worker", rank)
-    server = OneShotServer(service, socket_path=str(Path(run_dir, name)), protocol_config=_PROTOCOL)
+    listener = WorkerListener(f"{run_dir}/{name}")
     freeze_garbage_collector()
     Outbox(run_dir, "launcher").send(ReadyMsg(name))
-    server.start()
+    listener.serve(service)
 
 
 def _load(boot: Boot, rank: int) -> LoadedEngine[Runner]:

@@ -42,6 +42,7 @@ class SamplingRows:
         self.seeds = np.zeros(num_rows + 1, dtype=np.int64)
         self.is_greedy = np.ones(num_rows + 1, dtype=np.bool_)
         self.has_penalties = np.zeros(num_rows + 1, dtype=np.bool_)
+        self._may_adjust = np.zeros(num_rows + 1, dtype=np.bool_)
         self._min_new_tokens = np.zeros(num_rows + 1, dtype=np.int32)
         self._stop_token_ids: dict[int, tuple[int, ...]] = {}
         self._eos_token_ids = tuple(eos_token_ids)
@@ -59,8 +60,16 @@ class SamplingRows:
         self.seeds[row] = params.seed
         self.is_greedy[row] = params.temperature < GREEDY_BELOW
         self.has_penalties[row] = params.has_penalties
+        self._may_adjust[row] = params.has_penalties or params.min_new_tokens > 0
         self._min_new_tokens[row] = params.min_new_tokens
         self._stop_token_ids[row] = params.stop_token_ids
+
+    def adjusts(self, batch: HostBatch, rows: ReqRows) -> bool:
+        """Tell whether penalties or forbidden ids change anybody's logits in this step."""
+        sampled = batch.sampled_rows
+        if not self._may_adjust[sampled].any():
+            return False
+        return bool(self.has_penalties[sampled].any() or self.too_short(batch, rows).any())
 
     def too_short(self, batch: HostBatch, rows: ReqRows) -> npt.NDArray[np.bool_]:
         """[num_sampled]: rows that may not end yet."""

@@ -1,4 +1,4 @@
-"""The router's side of the model workers: one rpyc connection per rank, over unix sockets, plain bytes both ways."""
+"""The router's side of the model workers: one rpyc connection per rank."""
 
 import time
 from collections.abc import Callable
@@ -6,19 +6,16 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 import rpyc
-from rpyc.core.service import VoidService
-from rpyc.utils.factory import unix_connect
 
 from lightserve.child import process_name
 from lightserve.errors import InvariantError
 from lightserve.ipc.messages import LoadReply, StepPlan, StepResult
+from lightserve.ipc.worker_link import connect_worker
 
 Call: TypeAlias = Callable[..., bytes]
 AsyncCall: TypeAlias = Callable[..., Any]
 
 _CONNECT_PAUSE_S = 0.02
-# A step takes as long as it takes. An operator's mistake that a worker finds must arrive here as what it is.
-_PROTOCOL = {"sync_request_timeout": None, "allow_pickle": False, "instantiate_custom_exceptions": True}
 
 
 class WorkerClient:
@@ -97,6 +94,6 @@ def _connect(path: str) -> "rpyc.Connection":
     """Connect to a worker, which starts at the same time as this process and may not listen yet."""
     while True:
         try:
-            return unix_connect(path, VoidService, _PROTOCOL)
+            return connect_worker(path)
         except (FileNotFoundError, ConnectionRefusedError):
             time.sleep(_CONNECT_PAUSE_S)

@@ -9,12 +9,10 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import rpyc
-from rpyc.utils.server import OneShotServer
 
 from lightserve.boot import read_boot
 from lightserve.child import process_name, run_child
@@ -30,6 +28,7 @@ from lightserve.ipc.messages import (
     pack_int32,
     unpack_int32,
 )
+from lightserve.ipc.worker_link import WorkerListener
 
 SCRIPT_VARIABLE = "LIGHTSERVE_FAKE_WORKER"
 DEFAULT_POOL = 4096
@@ -197,9 +196,9 @@ def main(run_dir: str, index: int) -> None:
     num_slots = read_boot(run_dir).config.max_total_token_num or DEFAULT_POOL
     service = FakeWorkerService(FakeEngine(script, num_slots), num_slots)
     name = process_name("model_worker", index)
-    server = OneShotServer(service, socket_path=str(Path(run_dir, name)))
+    listener = WorkerListener(f"{run_dir}/{name}")
     Outbox(run_dir, "launcher").send(ReadyMsg(name))
-    server.start()
+    listener.serve(service)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class CpuRunner:
         return Sampled(step_id, *self._run(batch))
 
     def _run(self, host: HostBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        if int(host.is_sampled.sum()) > MOST_SAMPLED_AT_ONCE:
+        if len(host.sampled_rows) > MOST_SAMPLED_AT_ONCE:
             return self._run_in_halves(host)
         try:
             return self._run_whole(host)
@@ -87,7 +87,7 @@ class CpuRunner:
         batch = ForwardBatch.of(host, self._rows)
         self.model.backend.begin(batch, self._kv_cache.padding_slot)
         hidden = self.model.forward(batch.token_ids, self._kv_cache)
-        if not host.is_sampled.any():
+        if not len(host.sampled_rows):
             return torch.empty(0, dtype=torch.int32), torch.empty(0)
         logits = self.model.logits(hidden[batch.sampled_tokens])
         token_ids, logprobs = self._sampler.sample(logits, batch, self._rows)

@@ -73,11 +73,11 @@ class Sampler:
 
     def _scores(self, logits: torch.Tensor, batch: ForwardBatch, rows: ReqRows) -> torch.Tensor | None:
         """Give the logits after penalties and forbidden ids, in float32; None when no row changes any."""
+        if not self._params.adjusts(batch.host, rows):
+            return None
         sampled = batch.host.sampled_rows
         penalised = np.flatnonzero(self._params.has_penalties[sampled])
         too_short = self._params.too_short(batch.host, rows)
-        if not len(penalised) and not too_short.any():
-            return None
         scores = logits[:, : self._vocab_size].to(torch.float32, copy=True)
         if len(penalised):
             members = upload(penalised, self._device)

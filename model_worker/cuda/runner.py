@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from lightserve.ipc.messages import NewReq, StepResult, pack_int32
 from lightserve.model_worker.cuda.graph import Graph, Recorder
 from lightserve.model_worker.cuda.graph_shapes import GraphShapes, eager_shape
@@ -67,7 +65,7 @@ class CudaRunner:
         memory.take(step_id)
         forward_shape = self._shapes.forward_of(batch) if self._graphs else None
         forward_shape = forward_shape or eager_shape(batch)
-        num_sampled = int(np.count_nonzero(batch.is_sampled))
+        num_sampled = len(batch.sampled_rows)
         tail_shape = self._shapes.tail_of(num_sampled, self._sampling(batch)) if num_sampled else None
         self._send(memory, batch, forward_shape, tail_shape)
         self._launch(forward_shape)
@@ -78,10 +76,9 @@ class CudaRunner:
         return CudaOutput(step_id, num_sampled, memory)
 
     def _sampling(self, batch: HostBatch) -> Sampling:
-        sampled = batch.sampled_rows
-        if self._params.has_penalties[sampled].any() or self._params.too_short(batch, self._rows).any():
+        if self._params.adjusts(batch, self._rows):
             return Sampling.ADJUST
-        return Sampling.GREEDY if self._params.is_greedy[sampled].all() else Sampling.DRAW
+        return Sampling.GREEDY if self._params.is_greedy[batch.sampled_rows].all() else Sampling.DRAW
 
     def _send(
         self, memory: StepMemory, batch: HostBatch, forward_shape: ForwardShape, tail_shape: TailShape | None

@@ -232,20 +232,17 @@ class StepInputs:
         return end
 
     def _stage_tokens(self, words: Words, batch: HostBatch, sections: ForwardSections) -> None:
-        only_decodes = batch.num_reqs == batch.num_decode
         tokens = _Filler(batch.num_tokens)
         tokens.fill(words[sections.given_ids], batch.token_ids, padding=0)
         words[sections.given_ids][: batch.num_decode] = -1
-        token_rows = batch.req_rows if only_decodes else batch.token_rows
-        tokens.fill(words[sections.token_rows], token_rows, padding=self._num_rows)
-        positions = batch.starts if only_decodes else batch.positions
-        tokens.fill(words[sections.positions], positions, padding=0)
+        tokens.fill(words[sections.token_rows], batch.token_rows, padding=self._num_rows)
+        tokens.fill(words[sections.positions], batch.positions, padding=0)
         tokens.fill(words[sections.out_slots], batch.out_slots, padding=self._padding_slot)
 
     def _stage_decodes(self, words: Words, batch: HostBatch, sections: ForwardSections) -> None:
         decodes = _Filler(batch.num_decode)
         decodes.fill(words[sections.decode_rows], batch.req_rows[: batch.num_decode], padding=self._num_rows)
-        decodes.fill(words[sections.decode_lens], batch.starts[: batch.num_decode] + 1, padding=0)
+        decodes.fill(words[sections.decode_lens], batch.seq_lens[: batch.num_decode], padding=0)
 
     def _stage_chunks(self, words: Words, batch: HostBatch, sections: ForwardSections) -> None:
         chunks, bounds = _Filler(batch.num_chunks), _Filler(batch.num_chunks + 1)
@@ -309,4 +306,5 @@ class _Filler:
 
     def fill(self, section: Words, values: Words, *, padding: int) -> None:
         section[: self._num_values] = values
-        section[self._num_values :] = padding
+        if self._num_values < len(section):
+            section[self._num_values :] = padding

@@ -5,21 +5,19 @@
 
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import rpyc
 from router_simulation.modelled_worker import ModelledWorker, StepModel
-from rpyc.utils.server import OneShotServer
 
 from lightserve.boot import Boot, read_boot
 from lightserve.child import freeze_garbage_collector, process_name, run_child
 from lightserve.ipc.links import Outbox
 from lightserve.ipc.messages import LoadReply, NewReq, ReadyMsg, StepPlan, StepResult, count_int32
+from lightserve.ipc.worker_link import WorkerListener
 from lightserve.router.arrays import IdArray, IntArray, RowArray
 
-_PROTOCOL = {"allow_pickle": False, "allow_public_attrs": False, "sync_request_timeout": None}
 # Ids at either end of a vocabulary are special tokens or single bytes: the middle half is plain words.
 _PLAIN_IDS = (0.25, 0.75)
 
@@ -130,10 +128,10 @@ def main(run_dir: str, index: int) -> None:
     pace = msgspec.json.decode(sys.argv[1], type=WorkerPace)
     service = WorkerService(FillingWorker(_modelled_worker(boot, pace), pace), boot.config.max_total_token_num or 0)
     name = process_name("model_worker", index)
-    server = OneShotServer(service, socket_path=str(Path(run_dir, name)), protocol_config=_PROTOCOL)
+    listener = WorkerListener(f"{run_dir}/{name}")
     freeze_garbage_collector()
     Outbox(run_dir, "launcher").send(ReadyMsg(name))
-    server.start()
+    listener.serve(service)
 
 
 def _modelled_worker(boot: Boot, pace: WorkerPace) -> ModelledWorker:

@@ -36,7 +36,7 @@ def test_a_header_reads_as_the_gguf_library_reads_it(path: Path) -> None:
     assert len(header.tensors) == len(reader.tensors)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 0.9999))
 def test_a_file_cut_anywhere_is_refused(path: Path, share: float) -> None:
     whole = path.read_bytes()
@@ -48,7 +48,7 @@ def test_a_file_cut_anywhere_is_refused(path: Path, share: float) -> None:
         GgufHeader.read(cut)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(data=st.data())
 def test_a_damaged_header_is_read_or_refused_but_nothing_else(path: Path, data: st.DataObject) -> None:
     damaged = bytearray(path.read_bytes())

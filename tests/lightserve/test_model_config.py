@@ -220,7 +220,7 @@ json_values = st.recursive(
 OTHER_KEYS = ["head_dim", "rope_scaling", "rope_parameters", "sliding_window", "dtype", "hidden_act", "mlp_bias"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.sampled_from([*CONFIG, *OTHER_KEYS]), json_values, min_size=1, max_size=3))
 def test_any_json_whatever_is_read_or_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     with contextlib.suppress(ConfigError):
@@ -405,7 +405,7 @@ def test_a_gguf_of_another_architecture_or_without_embedding_is_refused(tmp_path
         load_gguf(tmp_path, tensors={"token_embd.weight": None})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(data=st.data())
 def test_a_damaged_gguf_is_read_or_refused(data: st.DataObject, tmp_path: Path) -> None:
     path = (

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import pytest
 from msgspec.structs import replace
-from rpyc.utils.server import OneShotServer
 
 from lightserve.ipc.messages import StepPlan, StepResult, pack_float32, pack_int32
+from lightserve.ipc.worker_link import WorkerListener
 from lightserve.model_worker.kv_cache import PoolSize
-from lightserve.model_worker.process import _PROTOCOL, ThreadLauncher, WorkerService
+from lightserve.model_worker.process import ThreadLauncher, WorkerService
 from lightserve.router.worker_client import WorkerClient
 
 
@@ -52,8 +52,8 @@ def engine() -> GatedEngine:
 @pytest.fixture
 def client(engine: GatedEngine, tmp_path: Path) -> Iterator[WorkerClient]:
     service = WorkerService(engine, PoolSize(123, "because"), ThreadLauncher())  # type: ignore[arg-type]
-    server = OneShotServer(service, socket_path=str(tmp_path / "model_worker-0"), protocol_config=_PROTOCOL)
-    thread = threading.Thread(target=server.start)
+    listener = WorkerListener(str(tmp_path / "model_worker-0"))
+    thread = threading.Thread(target=listener.serve, args=(service,))
     thread.start()
     client = WorkerClient(str(tmp_path), 1)
     yield client

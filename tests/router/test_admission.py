@@ -46,7 +46,7 @@ def test_the_peak_is_what_a_simulation_to_the_end_finds(running: list[Running], 
     assert admission.peak() == peak_by_simulation(running)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_over_random_lives_use_never_exceeds_the_promise_nor_the_pool(data: st.DataObject) -> None:
     pool = data.draw(st.integers(10, 200), label="pool")

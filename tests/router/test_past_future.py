@@ -131,7 +131,7 @@ def test_the_youngest_is_paused_and_resumes_with_nothing_lost_or_told_twice() ->
         assert harness.seen[req_id].output_ids == expected_ids(prompt_ids, sampling, LIMITS.eos_token_ids)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     requests=st.lists(
         st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 70)), min_size=1, max_size=15

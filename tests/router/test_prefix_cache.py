@@ -207,7 +207,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.admission.peak() == peak
 
 
-CacheMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestCache = CacheMachine.TestCase
 
 

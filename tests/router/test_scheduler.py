@@ -443,7 +443,7 @@ clients = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 6), clients), max_size=25),
     pool=st.integers(119, 300),

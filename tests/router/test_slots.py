@@ -83,7 +83,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.allocator.num_used == len(used)
 
 
-AllocatorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AllocatorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestAllocator = AllocatorMachine.TestCase
 
 

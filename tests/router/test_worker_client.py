@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import rpyc
-from rpyc.utils.server import ThreadedServer
 
 from lightserve.child import process_name
 from lightserve.errors import ConfigError, InvariantError
 from lightserve.ipc.messages import LoadReply, StepPlan, StepResult, pack_float32, pack_int32, unpack_int32
+from lightserve.ipc.worker_link import WorkerListener
 from lightserve.router.worker_client import WorkerClient
 
 encode = msgspec.msgpack.encode
@@ -53,18 +53,20 @@ class FakeService(rpyc.Service):  # type: ignore[misc]
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[list[FakeService]]:
     services = [FakeService(rank) for rank in range(2)]
-    servers = [
-        ThreadedServer(service, socket_path=str(tmp_path / process_name("model_worker", rank)))
+    threads = [
+        serving(WorkerListener(str(tmp_path / process_name("model_worker", rank))), service)
         for rank, service in enumerate(services)
     ]
-    threads = [threading.Thread(target=server.start, daemon=True) for server in servers]
-    for thread in threads:
-        thread.start()
     yield services
-    for server in servers:
-        server.close()
     for thread in threads:
-        thread.join()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def serving(listener: WorkerListener, service: FakeService) -> threading.Thread:
+    thread = threading.Thread(target=listener.serve, args=(service,), daemon=True)
+    thread.start()
+    return thread
 
 
 def plan(step_id: int) -> StepPlan:
@@ -110,11 +112,8 @@ def test_a_client_waits_for_a_worker_that_listens_later(tmp_path: Path) -> None:
     clients: list[WorkerClient] = []
     connecting = threading.Thread(target=lambda: clients.append(WorkerClient(str(tmp_path), 1)))
     connecting.start()
-    server = ThreadedServer(FakeService(0), socket_path=str(tmp_path / "model_worker-0"))
-    serving = threading.Thread(target=server.start, daemon=True)
-    serving.start()
+    thread = serving(WorkerListener(str(tmp_path / "model_worker-0")), FakeService(0))
     connecting.join(timeout=10)
     assert clients[0].load().max_total_token_num == 1000
     clients[0].close()
-    server.close()
-    serving.join()
+    thread.join(10)

@@ -49,7 +49,7 @@ PATHS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=PATHS, body=BODIES)
 def test_any_body_gets_a_proper_reply(server: LiveServer, path: str, body: bytes) -> None:
     response = server.client.post(path, content=body)
@@ -64,7 +64,7 @@ def test_any_body_gets_a_proper_reply(server: LiveServer, path: str, body: bytes
         response.json()
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(endpoint=st.sampled_from(ENDPOINTS), name=FIELDS, value=VALUES)
 def test_a_plain_request_works_after_any_other(server: LiveServer, endpoint: Endpoint, name: str, value: Any) -> None:
     body = json.dumps({**endpoint.body(), name: value})

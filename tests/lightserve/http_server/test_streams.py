@@ -236,5 +236,5 @@ class StreamsMachine(RuleBasedStateMachine):
         self.now -= 1000
 
 
-StreamsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+StreamsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestStreamsMachine = StreamsMachine.TestCase

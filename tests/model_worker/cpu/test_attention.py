@@ -75,7 +75,7 @@ def test_a_request_as_long_as_the_token_table_equals_the_reference() -> None:
     check(make_batch([MAX_LEN - 1, MAX_LEN - 2], []), HEADS[0], torch.float32)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     decode_lens=st.lists(st.integers(0, 120), max_size=12),
     chunks=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), max_size=4),

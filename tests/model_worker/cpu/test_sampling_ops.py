@@ -34,7 +34,7 @@ def _tensors(values: dict[str, Any], n: int) -> dict[str, Any]:
     return plain | {name: torch.tensor(value, dtype=integers.get(name, torch.float32)) for name, value in lists.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 1000),
     dtype=st.sampled_from(DTYPES),

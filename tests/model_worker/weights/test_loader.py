@@ -255,7 +255,7 @@ def test_a_git_lfs_pointer_is_recognised(folder: Path) -> None:
         load(folder)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(share=st.floats(0, 0.9999))
 def test_a_safetensors_file_cut_anywhere_is_refused(folder: Path, share: float) -> None:
     path = folder / "model.safetensors"
