@@ -71,7 +71,9 @@ class PlannedStep:
     ) -> "PlannedStep":
         """Note what the result of a plan will be about, the batch being as the plan leaves it."""
         ending = [chunk.req for chunk in chunks if chunk.ends_prompt]
-        rows = np.concatenate([decode_rows, np.array([req.row for req in ending], dtype=np.int32)])
+        rows = decode_rows
+        if ending:
+            rows = np.concatenate([decode_rows, np.array([req.row for req in ending], dtype=np.int32)])
         positions = batch.seq_lens[rows]
         return cls(
             step_id=plan.step_id,

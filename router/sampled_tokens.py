@@ -21,6 +21,8 @@ from lightserve.router.arrays import BoolArray, FinishArray, IdArray
 from lightserve.router.batch import Batch
 from lightserve.router.planned_step import NO_LENS, PlannedStep
 
+_LENGTH, _STOP = np.uint8(FinishCode.LENGTH), np.uint8(FinishCode.STOP)  # none is 0
+
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
@@ -61,6 +63,8 @@ class SampledTokens:
 
     def endings(self) -> Iterator[tuple[int, int, FinishCode]]:
         """Yield (row, position of the last token, how) of each request that ends."""
+        if not self.finish.any():
+            return
         for index in np.flatnonzero(self.counts & (self.finish != FinishCode.NONE)).tolist():
             yield int(self.step.rows[index]), int(self.step.positions[index]), FinishCode(self.finish[index])
 
@@ -80,12 +84,17 @@ def _finish_codes(
     step: PlannedStep, token_ids: IdArray, runs: BoolArray, batch: Batch, eos_ids: IdArray
 ) -> FinishArray:
     """Tell how each sampled token ends its request: an end-of-sequence id as the last token is a stop."""
-    stops = (token_ids[:, None] == eos_ids).any(axis=1) & ~batch.ignores_eos[step.rows]
-    for index in np.flatnonzero(batch.has_stop_ids[step.rows] & runs).tolist():
-        stop_ids = batch.req_at(int(step.rows[index])).sampling.stop_token_ids
-        stops[index] |= int(token_ids[index]) in stop_ids
-    finish = np.where(step.is_last, np.uint8(FinishCode.LENGTH), np.uint8(FinishCode.NONE))
-    finish[stops] = FinishCode.STOP
+    stops = np.zeros(len(token_ids), dtype=np.bool_)
+    for eos_id in eos_ids.tolist():
+        stops |= token_ids == eos_id
+    stops &= ~batch.ignores_eos[step.rows]
+    has_stop_ids = batch.has_stop_ids[step.rows]
+    if has_stop_ids.any():
+        for index in np.flatnonzero(has_stop_ids & runs).tolist():
+            stop_ids = batch.req_at(int(step.rows[index])).sampling.stop_token_ids
+            stops[index] |= int(token_ids[index]) in stop_ids
+    finish: FinishArray = step.is_last * _LENGTH
+    finish[stops] = _STOP
     return finish
 
 
