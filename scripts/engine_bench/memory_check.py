@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from engine_bench.checks import NotRunError
 from engine_bench.engine_host import EngineError, EngineHost, Work, open_engine
 from engine_bench.gpu_memory import used_mib
 from lightserve.config import ServerConfig
@@ -24,13 +22,7 @@ _PICKY = SamplingParams(1, temperature=0.8, top_k=50, top_p=0.9, repetition_pena
 
 
 def fill_memory(preset: Path) -> bool:
-    """Fill the GPU with a model of random weights; whether nothing failed and the memory stayed what it was.
-
-    Raises:
-        NotRunError: There is no GPU.
-    """
-    if not torch.cuda.is_available():
-        raise NotRunError("needs a GPU")
+    """Fill the GPU with a model of random weights; whether nothing failed and the memory stayed what it was."""
     fits = slots_that_fit(ServerConfig(model_dir=str(preset), load_format="dummy", max_total_token_num=_TOO_MANY_SLOTS))
     print(f"--max_total_token_num {_TOO_MANY_SLOTS} is refused: at most {fits}")
     with open_engine(ServerConfig(model_dir=str(preset), load_format="dummy")) as host:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine_bench.checks import NotRunError
+from engine_bench.checks import require_gpus
 from engine_bench.engine_host import Work, open_engine
 from engine_bench.random_checkpoint import spread_numbers, write_checkpoint
 from lightserve.config import ServerConfig
@@ -31,9 +31,7 @@ def compare_ranks() -> bool:
     Raises:
         NotRunError: There are fewer than two GPUs.
     """
-    num_gpus = torch.cuda.device_count()
-    if num_gpus < _NUM_RANKS:
-        raise NotRunError(f"needs {_NUM_RANKS} GPUs; there are {num_gpus}")
+    require_gpus(_NUM_RANKS)
     with tempfile.TemporaryDirectory() as folder:
         equal = [compare_model(write_tiny(Path(folder), heads)) for heads in _HEADS]
     return all(equal)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from engine_bench import sanitizer_check
 from engine_bench.checks import NotRunError
-from engine_bench.engine_host import EngineError, open_engine
+from engine_bench.engine_host import open_engine
 from engine_bench.memory_check import brim_lengths, fill_pool, run_largest_steps, slots_that_fit
 from engine_bench.pressure_check import press
 from engine_bench.ranks_check import compare_model, write_tiny
 from engine_bench.sanitizer_check import count_errors, kernels_named, sanitize
 from engine_bench.saturation_check import Sample, resident_mib, stays_constant
-from gpu_check import Outcome, report, summarize
+from gpu_check import Outcome, main, report, summarize
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,15 +42,32 @@ def not_run() -> bool:
 
 
 def broken() -> bool:
-    raise EngineError("a worker ended")
+    raise ZeroDivisionError("in a check")
 
 
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("gpus")
 def test_a_check_that_cannot_run_is_neither_passed_nor_failed(capsys: pytest.CaptureFixture[str]) -> None:
     assert report("ranks", not_run) is Outcome.NOT_RUN
     assert capsys.readouterr().out.startswith("needs two GPUs\n== ranks: NOT RUN")
-    assert report("memory", broken) is Outcome.FAILED
     assert report("model", lambda: False) is Outcome.FAILED
     assert report("model", lambda: True) is Outcome.PASSED
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_check_that_breaks_has_failed_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report("memory", broken) is Outcome.FAILED
+    assert "ZeroDivisionError: in a check" in capsys.readouterr().err
+
+
+def test_without_a_gpu_no_check_passes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert main(["--gguf", "none.gguf"]) == 2
+    assert capsys.readouterr().out.count("needs 1 GPU; there are 0") == 8
 
 
 def test_the_exit_status_is_0_only_when_all_have_passed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +82,7 @@ def test_the_brims_requests_end_together_and_hold_every_slot(num_slots: int, num
     try:
         lengths = brim_lengths(num_slots, num_rows, chunk)
     except ValueError:
+        assert chunk % 2 or chunk < 2 * num_rows or num_slots < num_rows * chunk
         return
     assert len(lengths) <= num_rows
     assert sum(length.num_slots for length in lengths) == num_slots
