@@ -1,6 +1,5 @@
 """A whole server with more requests than fit, for minutes: memory that stays what it is, and repeated figures."""
 
-import subprocess
 import tempfile
 import threading
 import time
@@ -14,10 +13,9 @@ import msgspec
 import numpy as np
 
 from engine_bench.gpu_memory import used_mib
-from engine_bench.server_check import client_command, running_server
+from engine_bench.server_check import BENCH_FLAGS, running_server, send_load
 
-_SERVER_FLAGS = ("--load_format", "dummy", "--max_queued_reqs", "8192", "--httpserver_workers", "4")
-_CLIENT_FLAGS = ("--client_processes", "4", "--max_failed_frac", "0")
+_CLIENT_FLAGS = ("--client_processes", "4")
 _INTERVAL_S = 10.0
 # The driver takes memory when a kernel first runs, the processes when the pool and the streams are first full.
 _DEVICE_SETTLED_S, _HOST_SETTLED_S = 60.0, 120.0
@@ -63,12 +61,12 @@ def saturate(
     """
     with (
         tempfile.TemporaryDirectory() as scratch,
-        running_server(["--model_dir", str(model_dir), *_SERVER_FLAGS]) as server,
+        running_server(["--model_dir", str(model_dir), *BENCH_FLAGS]) as server,
     ):
         kept = folder or Path(scratch)
         kept.mkdir(parents=True, exist_ok=True)
         with _sampling(server.pid, read_device_mib) as samples:
-            runs = list(_run_again_and_again(trace, time.monotonic() + 60 * minutes, kept))
+            runs = list(_run_again_and_again(server.url, trace, time.monotonic() + 60 * minutes, kept))
         (kept / "memory.json").write_bytes(msgspec.json.encode(samples))
     print(
         f"{len(runs)} runs: median {median(run.requests_per_s for run in runs):.2f} req/s, "
@@ -84,15 +82,11 @@ class _Run:
     num_failed: int
 
 
-def _run_again_and_again(trace: Path, deadline: float, folder: Path) -> Iterator[_Run]:
+def _run_again_and_again(url: str, trace: Path, deadline: float, folder: Path) -> Iterator[_Run]:
     seed = 0
     while time.monotonic() < deadline:
-        path = folder / f"run-{seed}.json"
-        command = [*client_command(), *_CLIENT_FLAGS, "--dataset", str(trace), "--seed", str(seed), "--json", str(path)]
-        status = subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
-        if not path.exists():
-            raise subprocess.CalledProcessError(status, command)
-        results = msgspec.json.decode(path.read_bytes())["results"]
+        flags = [*_CLIENT_FLAGS, "--dataset", str(trace), "--seed", str(seed)]
+        results = send_load(url, flags, folder / f"run-{seed}.json")["results"]
         run = _Run(results["request_throughput"], results["output_throughput"], sum(results["failures"].values()))
         print(
             f"run {seed}: {run.requests_per_s:.2f} req/s, {run.output_tokens_per_s:.0f} output tokens/s, "
