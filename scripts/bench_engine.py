@@ -11,19 +11,16 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
-from benchmark.report import versions
 from engine_bench.engine_host import open_engine
-from engine_bench.measurements import Meter
+from engine_bench.measurements import OUTPUT_LENS, Meter
+from engine_bench.surroundings import describe_surroundings
 
 from lightserve.config import ServerConfig, add_flags, underscored
 
-_PACKAGES = ("lightserve", "torch", "triton", "numpy", "msgspec", "rpyc")
 _SHOWN_KERNELS, _NAME_WIDTH = 16, 90
 
 
@@ -55,7 +52,8 @@ def main(arguments: Sequence[str]) -> int:
         results["start_s"], results["num_slots"], results["note"] = host.start_s, host.num_slots, host.note
         results["stats"] = host.stats()
     if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(_described(arguments, results)), indent=2))
+        surroundings = describe_surroundings(["bench_engine.py", *arguments])
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(surroundings | results), indent=2))
     return 0
 
 
@@ -65,7 +63,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     ours = parser.add_argument_group("measurements")
     ours.add_argument("--decode_batches", type=_integers, default=[], help="batch sizes of decode steps")
     ours.add_argument("--prompt_len", type=int, default=512, help="of decode steps' prompts")
-    ours.add_argument("--output_lens", type=_pair, default=(16, 144), help="the two output lengths")
+    ours.add_argument("--output_lens", type=_pair, default=OUTPUT_LENS, help="the two output lengths")
     ours.add_argument("--prefill_lens", type=_integers, default=[], help="lengths of single prompts")
     ours.add_argument("--trace", type=Path, action="append", default=[], help="a trace to run offline")
     ours.add_argument("--trace_rows", type=int, help="only so many of its rows")
@@ -92,16 +90,6 @@ def _show_profile(batch: int, profile: Any) -> None:
     for kernel in profile.kernels[:_SHOWN_KERNELS]:
         each_us = 1000 * kernel.total_ms / kernel.count
         print(f"  {kernel.total_ms:9.2f} ms {kernel.count:6d} x {each_us:8.1f} us  {kernel.name[:_NAME_WIDTH]}")
-
-
-def _described(arguments: Sequence[str], results: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["bench_engine.py", *arguments],
-        "versions": versions(_PACKAGES) | {"cuda": torch.version.cuda or "none"},
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        **results,
-    }
 
 
 if __name__ == "__main__":

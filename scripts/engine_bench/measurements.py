@@ -13,6 +13,7 @@ from engine_bench.engine_host import EngineHost, Step, Work
 from lightserve.model_config import ModelConfig
 from lightserve.model_worker.profiling import GpuProfile
 
+OUTPUT_LENS = (16, 144)  # whose difference, divided by their distance, is a decode step
 _EDGE_IDS = 1000  # special ids stand at either end of a vocabulary
 
 
@@ -24,6 +25,7 @@ class DecodeTime:
         batch: Requests.
         prompt_len: Of each.
         step_ms: From the difference between two output lengths, the median over repeats.
+        repeats_ms: The same of each repeat.
         turn_p50_ms: Median time from result to result while all decode, of the last run.
         turn_p99_ms: The same, 99th percentile.
         launch_ms: The worker's own time to launch a step, mean over the last run.
@@ -32,6 +34,7 @@ class DecodeTime:
     batch: int
     prompt_len: int
     step_ms: float
+    repeats_ms: tuple[float, ...]
     turn_p50_ms: float
     turn_p99_ms: float
     launch_ms: float
@@ -39,10 +42,18 @@ class DecodeTime:
 
 @dataclass(frozen=True)
 class PrefillTime:
-    """Time of one prompt, from its arrival to its first token; and the rate at which its products were done."""
+    """Time of one prompt, from its arrival to its first token; and the rate at which its products were done.
+
+    Attributes:
+        prompt_len: Its tokens.
+        ms: The median over repeats.
+        repeats_ms: The same of each repeat.
+        tflops: By the median.
+    """
 
     prompt_len: int
     ms: float
+    repeats_ms: tuple[float, ...]
     tflops: float
 
 
@@ -87,6 +98,7 @@ class Meter:
             batch,
             prompt_len,
             median(steps_ms),
+            tuple(steps_ms),
             float(np.percentile(turns, 50)),
             float(np.percentile(turns, 99)),
             (after.launch_s - before.launch_s) / (after.num_steps - before.num_steps) * 1000,
@@ -95,9 +107,9 @@ class Meter:
     def prefill(self, prompt_len: int, repeats: int) -> PrefillTime:
         """Time one prompt on an idle engine."""
         self._host.run(self._works(1, prompt_len, 1))
-        seconds = median(self._host.run(self._works(1, prompt_len, 1)) for _ in range(repeats))
-        flops = prefill_flops(self._host.boot.model, prompt_len)
-        return PrefillTime(prompt_len, seconds * 1000, flops / seconds / 1e12)
+        repeats_ms = tuple(1000 * self._host.run(self._works(1, prompt_len, 1)) for _ in range(repeats))
+        flops, ms = prefill_flops(self._host.boot.model, prompt_len), median(repeats_ms)
+        return PrefillTime(prompt_len, ms, repeats_ms, flops / ms / 1e9)
 
     def trace(self, path: Path, num_rows: int | None) -> TraceTime:
         """Run a trace, all requests at once."""
