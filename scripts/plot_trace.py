@@ -1,6 +1,6 @@
 """Draw a few decode steps of a trace that bench_engine.py --profile_batches has written, and where the GPU idles.
 
-    plot_trace.py decode-256.json --steps 3 --title "8B, batch 256" --out docs/images/decode-8b-256.png
+    plot_trace.py decode-256.json --steps 3 --title "8B, batch 256" --out docs/images/decode_8b_256.png
 
 A step ends with the kernel that hands on its ids (--last_kernel). The steps drawn are from the middle of the last run
 of steps without prompts; the idle share of all of that run is in the title beside that of the picture. Below them, the
@@ -8,6 +8,7 @@ time about the end of one of them. A kernel that was launched before its predece
 """
 
 import argparse
+import importlib.util
 import re
 import sys
 from bisect import bisect_left
@@ -87,7 +88,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--last_kernel", default="commit_tokens", help="pattern of the last kernel of a step")
     parser.add_argument("--prompts", default="prefill", help="pattern of kernels that only steps with prompts have")
     parser.add_argument("--out", type=Path, required=True, help="the picture, PNG")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not importlib.util.find_spec("matplotlib"):
+        parser.error("needs matplotlib, which the extra plot installs")
+    return options
 
 
 def decode_steps(events: Sequence[GpuEvent], last_kernel: "re.Pattern[str]", prompts: "re.Pattern[str]") -> Steps:

@@ -1,4 +1,4 @@
-"""Run the real router against a modelled worker and a virtual clock.
+"""Run the real scheduler against a modelled worker and a virtual clock.
 
     simulate_router.py --trace uneven.csv --max_total_token_num 60000 --router_policy conservative
 
@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
+
 from benchmark.traces import TraceRow, read_trace
 from router_simulation.clients import Clients
 from router_simulation.modelled_worker import EOS_ID, KnownLengths, ModelledWorker, StepModel, VirtualClock
-from router_simulation.simulation import POLICIES, Goal, Simulation, draw_plot
+from router_simulation.simulation import POLICIES, LatencyLimits, Simulation
 
 from lightserve.router.arrays import FloatArray
 from lightserve.router.limits import Limits
@@ -41,14 +44,16 @@ def main() -> None:
         "policy": args.router_policy,
         "trace": args.trace.name,
         "step_model": args.step_model.stem,
-        **simulation.report(Goal(args.ttft_limit_s, args.tpot_limit_ms / 1000)),
+        **simulation.report(LatencyLimits(args.ttft_limit_ms / 1000, args.tpot_limit_ms / 1000)),
     }
     print(file=sys.stderr)
     print("\n".join(f"{name:26} {_shown(value)}" for name, value in report.items()))
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     if args.plot:
-        draw_plot(simulation, args.max_total_token_num, args.plot)
+        from router_simulation.plot import draw_plot  # needs an extra
+
+        draw_plot(simulation.timeline, args.max_total_token_num, args.plot)
 
 
 def _parse() -> argparse.Namespace:
@@ -69,14 +74,14 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--max_itl_ms", type=float, default=0.0)
     parser.add_argument("--disable_prefix_cache", action="store_true")
     parser.add_argument("--step_model", type=Path, default=_MODELS / "h200_llama3_8b.json", help="a .json file")
-    parser.add_argument("--ttft_limit_s", type=float, default=2.0, help="for goodput")
+    parser.add_argument("--ttft_limit_ms", type=float, default=2000.0, help="for goodput")
     parser.add_argument("--tpot_limit_ms", type=float, default=50.0, help="for goodput")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path, help="a picture; needs the extra plot: pip install matplotlib")
+    parser.add_argument("--plot", type=Path, help="a picture; needs matplotlib")
     args = parser.parse_args()
     if args.plot and not importlib.util.find_spec("matplotlib"):
-        parser.error("--plot needs matplotlib")
+        parser.error("--plot needs matplotlib, which the extra plot installs")
     return args
 
 

@@ -1,1 +1,1 @@
-"""The real router against a modelled worker and a virtual clock."""
+"""The real scheduler against a modelled worker and a virtual clock."""

@@ -4,7 +4,6 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ POLICIES = ("conservative", "past_future", "static", "reserve_all", "aggressive"
 
 
 @dataclass(frozen=True)
-class Goal:
+class LatencyLimits:
     """What makes an answer good.
 
     Attributes:
@@ -75,13 +74,13 @@ class Simulation:
                 on_progress(self._clients.num_ended)
         self.wall_s = time.perf_counter() - start
 
-    def report(self, goal: Goal) -> dict[str, Any]:
+    def report(self, limits: LatencyLimits) -> dict[str, Any]:
         """Tell what came of it."""
         clients, timeline, pool = self._clients, self.timeline, self._limits.max_total_token_num
         ttft_s = clients.first_token_s - clients.sent_s
         tpot_s = (clients.last_token_s - clients.first_token_s) / np.maximum(1, clients.num_tokens - 1)
         duration_s = float(clients.last_token_s.max() - clients.sent_s.min())
-        is_good = (clients.num_tokens > 0) & (ttft_s <= goal.ttft_s) & (tpot_s <= goal.tpot_s)
+        is_good = (clients.num_tokens > 0) & (ttft_s <= limits.ttft_s) & (tpot_s <= limits.tpot_s)
         decision_us = np.array(self._decision_s) * 1e6
         return {
             "requests": len(ttft_s),
@@ -90,8 +89,8 @@ class Simulation:
             "req_per_s": len(ttft_s) / duration_s,
             "output_tok_per_s": int(clients.num_tokens.sum()) / duration_s,
             "goodput_req_per_s": int(is_good.sum()) / duration_s,
-            "ttft_goal_s": goal.ttft_s,
-            "tpot_goal_s": goal.tpot_s,
+            "ttft_limit_s": limits.ttft_s,
+            "tpot_limit_s": limits.tpot_s,
             **_percentiles("ttft_s", ttft_s),
             **_percentiles("tpot_ms", tpot_s * 1000),
             **{f"itl_ms_p{percent}": clients.gap_percentile_s(percent) * 1000 for percent in (50, 90, 99)},
@@ -101,10 +100,10 @@ class Simulation:
             "mean_slots_while_waiting": timeline.mean_slots(while_waiting=True),
             "mean_use_while_waiting": timeline.mean_slots(while_waiting=True) / pool,
             "mean_running": float(timeline.running.mean()),
-            "evictions": self.scheduler.num_pauses,
+            "pauses": self.scheduler.num_pauses,
             "hit_rate": clients.num_cached / max(1, clients.num_prompt_tokens),
             "steps": self.scheduler.num_steps,
-            "worker_busy_share": self._worker.busy_s / duration_s,
+            "worker_busy_frac": self._worker.busy_s / duration_s,
             "decisions": len(decision_us),
             "decision_us_p50": float(np.percentile(decision_us, 50)),
             "decision_us_p99": float(np.percentile(decision_us, 99)),
@@ -148,28 +147,6 @@ class Simulation:
             return verdict
 
         return timed
-
-
-def draw_plot(simulation: Simulation, pool: int, path: Path) -> None:
-    """Draw slots in use against the limit, and running and waiting requests, over time."""
-    import matplotlib.pyplot as plt  # an extra, needed here alone
-
-    timeline = simulation.timeline
-    step = max(1, len(timeline.times_s) // 4000)
-    times_s = timeline.times_s[::step]
-    figure, (upper, lower) = plt.subplots(2, 1, sharex=True, figsize=(9, 6))
-    upper.plot(times_s, timeline.slots[::step], linewidth=0.8, label="slots in use")
-    upper.axhline(pool, color="black", linestyle="--", linewidth=0.8, label="max_total_token_num")
-    upper.set_ylim(0, pool * 1.05)
-    lower.plot(times_s, timeline.running[::step], linewidth=0.8, label="running requests")
-    lower.plot(times_s, timeline.waiting[::step], linewidth=0.8, label="waiting requests")
-    lower.set_yscale("symlog")
-    lower.set_xlabel("seconds")
-    for axes in (upper, lower):
-        axes.legend(loc="lower right")
-        axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path)
 
 
 def _percentiles(name: str, values: Any) -> dict[str, float]:

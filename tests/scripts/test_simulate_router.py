@@ -13,7 +13,7 @@ from lightserve.ipc.messages import StepPlan, pack_int32
 
 KEYS = {
     *("req_per_s", "output_tok_per_s", "goodput_req_per_s", "peak_slots", "mean_slots", "max_total_token_num"),
-    *("evictions", "decision_us_p50", "decision_us_p99", "hit_rate"),
+    *("pauses", "decision_us_p50", "decision_us_p99", "hit_rate"),
 }
 
 
@@ -52,7 +52,7 @@ def test_every_policy_serves_everybody_within_the_pool(
     tokens = sum(int(line.split(",")[1]) for line in trace.read_text().splitlines()[1:])
     assert report["output_tok_per_s"] * report["duration_s"] == pytest.approx(tokens)
     if policy in ("conservative", "reserve_all", "static"):
-        assert report["evictions"] == 0
+        assert report["pauses"] == 0
 
 
 def test_known_lengths_fill_the_pool_better_than_reserving(
