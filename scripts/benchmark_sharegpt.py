@@ -37,7 +37,7 @@ def _run(options: Options, arguments: list[str]) -> int:
         model = _model_name(options, queries)
         workload = make_workload(options, queries, model)
         server = _server_info(queries)
-    result = _send(options, workload, write_bodies(workload.prompts, options, model))
+    result = _send(options, workload, model)
     summary = summarize(result.outcomes, workload.prompts, options.limits)
     report = Report(_title(options, workload), summary, result.cpu_fracs, dict(workload.skipped), workload.warnings)
     print(report.table())
@@ -68,10 +68,11 @@ def _server_info(queries: ServerQueries) -> dict[str, Any]:
     return {}
 
 
-def _send(options: Options, workload: Workload, bodies: list[bytes]) -> FleetResult:
+def _send(options: Options, workload: Workload, model: str) -> FleetResult:
+    bodies = write_bodies(workload.prompts, options, model)
     num_processes = options.client_processes or choose_num_processes(len(bodies), options.max_concurrency)
-    if options.num_warmups:
-        warmups = bodies[: options.num_warmups]
+    if workload.warmups:
+        warmups = write_bodies(workload.warmups, options, model)
         run_fleet(_job(options, warmups, [0.0] * len(warmups)), 1, _show_progress)
     return run_fleet(_job(options, bodies, workload.offsets_s), num_processes, _show_progress)
 

@@ -121,7 +121,10 @@ def _add_load_flags(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--replay_speed", type=_positive, default=1.0, help="times as fast as the trace (%(default)s)")
     group.add_argument("--max_concurrency", type=_positive_int, help="most requests in flight; unset: no limit")
     group.add_argument(
-        "--num_warmups", type=int, default=0, help="first prompts to send once before, not measured (%(default)s)"
+        "--num_warmups",
+        type=int,
+        default=0,
+        help="other prompts, sent before and not measured (%(default)s)",
     )
     group.add_argument(
         "--ignore_eos", action="store_true", default=True, help="ask for answers of exactly the length (the default)"

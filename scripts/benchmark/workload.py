@@ -28,12 +28,14 @@ class Workload:
 
     Attributes:
         prompts: At least one.
+        warmups: To send before, not measured; other prompts than those, which a prefix cache would otherwise hold.
         offsets_s: When to send each, in seconds after the start.
         skipped: Conversations that were left out, by reason.
         warnings: What the user should know about the prompts.
     """
 
     prompts: list[Prompt]
+    warmups: list[Prompt]
     offsets_s: list[float]
     skipped: Counter[str]
     warnings: list[str]
@@ -50,12 +52,13 @@ def make_workload(options: Options, queries: ServerQueries, model: str) -> Workl
     """
     skipped: Counter[str] = Counter()
     if options.dataset is not None and options.dataset.suffix == ".json":
-        prompts, skipped = _sharegpt_prompts(options, queries, model)
         wanted = options.num_prompts or _SHAREGPT_PROMPTS
-        if options.repeat:
+        found, skipped = _sharegpt_prompts(options, wanted + options.num_warmups, queries, model)
+        prompts, warmups = found[:wanted], found[wanted:]
+        if options.repeat and prompts:
             prompts = list(islice(cycle(prompts), wanted))
     else:
-        prompts = _random_prompts(options, queries)
+        prompts, warmups = _random_prompts(options, queries)
         wanted = options.num_prompts or len(prompts)
     if not prompts:
         raise WorkloadError(f"{options.dataset} leaves no prompt{_reasons(skipped)}")
@@ -64,7 +67,9 @@ def make_workload(options: Options, queries: ServerQueries, model: str) -> Workl
         warnings.append(
             f"{len(prompts)} prompts of the {wanted} asked for{_reasons(skipped)}; --repeat goes round again"
         )
-    return Workload(prompts, arrival_offsets(prompts, options), skipped, warnings)
+    if len(warmups) < options.num_warmups:
+        warnings.append(f"{len(warmups)} prompts to warm up with of the {options.num_warmups} asked for")
+    return Workload(prompts, warmups, arrival_offsets(prompts, options), skipped, warnings)
 
 
 def write_bodies(prompts: list[Prompt], options: Options, model: str) -> list[bytes]:
@@ -91,23 +96,28 @@ def arrival_offsets(prompts: list[Prompt], options: Options) -> list[float]:
     return [float(offset) for offset in np.cumsum(gaps)]
 
 
-def _sharegpt_prompts(options: Options, queries: ServerQueries, model: str) -> tuple[list[Prompt], Counter[str]]:
+def _sharegpt_prompts(
+    options: Options, num_prompts: int, queries: ServerQueries, model: str
+) -> tuple[list[Prompt], Counter[str]]:
     if options.dataset is None:
         raise WorkloadError("--dataset is missing")
     counter: TokenCounter = ServerTokens(queries, model)
     if options.tokenizer is not None:
         counter = FileTokens(options.tokenizer)
     lengths = LengthFilter(options.max_prompt_len, options.max_total_len, options.output_len)
-    return load_sharegpt(options.dataset, options.num_prompts or _SHAREGPT_PROMPTS, options.seed, lengths, counter)
+    return load_sharegpt(options.dataset, num_prompts, options.seed, lengths, counter)
 
 
-def _random_prompts(options: Options, queries: ServerQueries) -> list[Prompt]:
+def _random_prompts(options: Options, queries: ServerQueries) -> tuple[list[Prompt], list[Prompt]]:
     if not API_FAMILIES[options.api].takes_ids:
         raise WorkloadError(f"--api {options.api} takes text alone: token ids need lightserve or openai-completions")
     rows = _rows(options)
     if options.repeat and rows:
         rows = list(islice(cycle(rows), options.num_prompts or len(rows)))
-    return RandomIds(_vocab_size(options, queries), options.seed).prompts(rows)
+    ids = RandomIds(_vocab_size(options, queries), options.seed)
+    prompts = ids.prompts(rows)
+    warmups = [TraceRow(row.prompt_len, row.output_len) for row in islice(cycle(rows), options.num_warmups)]
+    return prompts, ids.prompts(warmups)
 
 
 def _rows(options: Options) -> list[TraceRow]:

@@ -286,8 +286,9 @@ def test_several_processes_share_the_load(tmp_path: Path) -> None:
     assert status == 0
     assert result["results"]["num_done"] == 9
     assert len(result["client_cpu_fracs"]) == 3
-    assert len(server.bodies) == 10
-    assert all(20 <= token_id < 980 for body in server.bodies for token_id in body["prompt"])
+    prompts = [body["prompt"] for body in server.bodies]
+    assert len({*map(tuple, prompts)}) == 10  # the one to warm up with is none of those that are measured
+    assert all(20 <= token_id < 980 for prompt in prompts for token_id in prompt)
 
 
 def test_conversations_are_sent_as_chats(tmp_path: Path) -> None:
@@ -307,6 +308,14 @@ def test_fewer_conversations_than_asked_for_are_a_warning(tmp_path: Path) -> Non
     assert status == 0
     assert any("of the 50 asked for" in warning for warning in result["warnings"])
     assert result["skipped"]["malformed"] == 4
+
+
+def test_conversations_to_warm_up_with_are_others(tmp_path: Path) -> None:
+    server = FakeServer(lambda _: completion(2, usage=2))
+    flags = ("--api", "openai-completions", "--dataset", str(_FAKE_CONVERSATIONS), "--num_prompts", "4")
+    _, result = _run(server, *flags, "--num_warmups", "2", tmp_path=tmp_path)
+    assert result["results"]["num_done"] == 4
+    assert len({body["prompt"] for body in server.bodies}) == 6
 
 
 def test_repeat_makes_up_the_number(tmp_path: Path) -> None:
