@@ -22,7 +22,7 @@ from benchmark.report import versions
 from engine_bench.model_steps import ModelSteps
 
 from lightserve.model_config import load_model_config
-from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda.blueprint import load_blueprint
 from lightserve.model_worker.cuda.graph import CudaRecorder
 from lightserve.model_worker.tensor_parallel import SingleRank
 
@@ -85,22 +85,20 @@ def _name(num_decode: int, chunk_lens: Sequence[int]) -> str:
 
 
 def _open(model_dir: Path, num_rows: int) -> ModelSteps:
-    device, dtype = torch.device("cuda"), torch.bfloat16
+    device = torch.device("cuda")
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
     torch.cuda.set_stream(stream)
     config = load_model_config(model_dir, "dummy")
-    model = load_cuda_model(
-        config, SingleRank(), max_req_total_len=_MAX_LEN, device=device, dtype=dtype, load_format="dummy"
-    )
-    blueprint = CudaBlueprint(
-        config=config,
-        model=model,
+    blueprint = load_blueprint(
+        config,
+        SingleRank(),
         num_rows=num_rows,
         max_tokens=_MAX_TOKENS,
         max_req_total_len=_MAX_LEN,
         vocab_size=config.vocab_size,
-        dtype=dtype,
+        dtype=torch.bfloat16,
         device=device,
+        load_format="dummy",
     )
     return ModelSteps(blueprint, _NUM_SLOTS, CudaRecorder(stream))
 

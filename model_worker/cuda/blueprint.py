@@ -113,20 +113,40 @@ class CudaBlueprint:
         )
 
 
-def load_cuda_model(
+def load_blueprint(
     config: ModelConfig,
     ranks: Ranks,
     *,
+    num_rows: int,
+    max_tokens: int,
     max_req_total_len: int,
-    device: torch.device,
+    vocab_size: int,
     dtype: torch.dtype,
+    device: torch.device,
     load_format: str,
-) -> LlamaModel[CudaBackend]:
-    """Load this rank's weights.
+) -> CudaBlueprint:
+    """Load this rank's weights; ``dtype`` is theirs too, all else as ``CudaBlueprint`` has it.
 
     Raises:
         ConfigError: The model's files or the number of ranks do not fit.
     """
+    return CudaBlueprint(
+        config=config,
+        model=_load_model(
+            config, ranks, max_position=max_req_total_len, dtype=dtype, device=device, load_format=load_format
+        ),
+        num_rows=num_rows,
+        max_tokens=max_tokens,
+        max_req_total_len=max_req_total_len,
+        vocab_size=vocab_size,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _load_model(
+    config: ModelConfig, ranks: Ranks, *, max_position: int, dtype: torch.dtype, device: torch.device, load_format: str
+) -> LlamaModel[CudaBackend]:
     rank, world_size = ranks.rank, ranks.world_size
     shard = Shard.of(config, rank, world_size)
     weights = load_weights(
@@ -138,7 +158,7 @@ def load_cuda_model(
         num_kv_heads=len(shard.kv_heads),
         head_dim=config.head_dim,
         eps=config.rms_norm_eps,
-        max_position=max_req_total_len,
+        max_position=max_position,
         device=device,
     )
     return LlamaModel(config, weights, shard, backend=backend, ranks=ranks)

@@ -7,7 +7,7 @@ import torch
 
 from lightserve.boot import Boot
 from lightserve.kernels.compile_ahead import compiling_ahead
-from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_blueprint
 from lightserve.model_worker.cuda.graph import CudaRecorder, Graph
 from lightserve.model_worker.cuda.memory import MemoryLedger
 from lightserve.model_worker.cuda.runner import CudaRunner
@@ -64,25 +64,16 @@ def _open(device: torch.device) -> torch.cuda.Stream:
 
 def _load_blueprint(boot: Boot, rank: int, device: torch.device) -> CudaBlueprint:
     config = boot.config
-    ranks = join_ranks(boot.run_dir, rank, config.tp, device)
-    dtype = resolve_dtype(config.dtype, boot.model.dtype, device)
-    model = load_cuda_model(
+    return load_blueprint(
         boot.model,
-        ranks,
-        max_req_total_len=boot.max_req_total_len,
-        device=device,
-        dtype=dtype,
-        load_format=config.load_format,
-    )
-    return CudaBlueprint(
-        config=boot.model,
-        model=model,
+        join_ranks(boot.run_dir, rank, config.tp, device),
         num_rows=config.running_max_req_size,
         max_tokens=boot.batch_max_tokens,
         max_req_total_len=boot.max_req_total_len,
         vocab_size=sampled_vocab_size(boot),
-        dtype=dtype,
+        dtype=resolve_dtype(config.dtype, boot.model.dtype, device),
         device=device,
+        load_format=config.load_format,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from lightserve.gguf_tokenizer import export_gguf_tokenizer
 from lightserve.model_config import ModelConfig, load_model_config
 from lightserve.model_worker.cpu.loading import load_cpu_model, make_cpu_engine
-from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_blueprint
 from lightserve.model_worker.cuda.graph import CudaRecorder
 from lightserve.model_worker.engine import Engine, Runner
 from lightserve.model_worker.loading import EngineLimits
@@ -63,19 +63,16 @@ def _cpu_engine(config: ModelConfig) -> Engine[Runner]:
 
 
 def _blueprint(config: ModelConfig) -> CudaBlueprint:
-    device = torch.device("cuda", 0)
-    model = load_cuda_model(
-        config, SingleRank(), max_req_total_len=_MAX_LEN, device=device, dtype=torch.float32, load_format="auto"
-    )
-    return CudaBlueprint(
-        config=config,
-        model=model,
+    return load_blueprint(
+        config,
+        SingleRank(),
         num_rows=_NUM_ROWS,
         max_tokens=_MAX_TOKENS,
         max_req_total_len=_MAX_LEN,
         vocab_size=config.vocab_size,
         dtype=torch.float32,
-        device=device,
+        device=torch.device("cuda", 0),
+        load_format="auto",
     )
 
 

@@ -29,7 +29,7 @@ import lightserve.kernels
 from engine_bench.random_checkpoint import spread_numbers, write_checkpoint
 from lightserve.kernels.compile_ahead import compiling_ahead
 from lightserve.model_config import load_model_config
-from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda.blueprint import load_blueprint
 from lightserve.model_worker.host import num_usable_cpus
 from lightserve.model_worker.offline import OfflineBatch
 from lightserve.model_worker.tensor_parallel import SingleRank
@@ -182,17 +182,16 @@ def _write_model(folder: Path, model: Model) -> Path:
 
 def _run_engine(path: Path, dtype: torch.dtype, device: torch.device, groups: Sequence[Group]) -> None:
     config = load_model_config(path)
-    blueprint = CudaBlueprint(
-        config=config,
-        model=load_cuda_model(
-            config, SingleRank(), max_req_total_len=_MAX_LEN, device=device, dtype=dtype, load_format="auto"
-        ),
+    blueprint = load_blueprint(
+        config,
+        SingleRank(),
         num_rows=_NUM_ROWS,
         max_tokens=_MAX_TOKENS,
         max_req_total_len=_MAX_LEN,
         vocab_size=config.vocab_size,
         dtype=dtype,
         device=device,
+        load_format="auto",
     )
     engine = blueprint.build(_NUM_SLOTS, None)
     random = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from lightserve.model_config import load_model_config
-from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_cuda_model
+from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_blueprint
 from lightserve.model_worker.cuda.graph import CudaRecorder, PlainRecorder, Recorder
 from lightserve.model_worker.cuda.runner import CudaRunner
 from lightserve.model_worker.engine import Engine
@@ -18,22 +18,16 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 def make_blueprint(folder: Path, *, max_tokens: int = 64, vocab_size: int = 1 << 30) -> CudaBlueprint:
     """Everything about an engine over the model in ``folder``, in float32, but its number of slots."""
     config = load_model_config(folder)
-    return CudaBlueprint(
-        config=config,
-        model=load_cuda_model(
-            config,
-            SingleRank(),
-            max_req_total_len=MAX_LEN,
-            device=DEVICE,
-            dtype=torch.float32,
-            load_format="auto",
-        ),
+    return load_blueprint(
+        config,
+        SingleRank(),
         num_rows=NUM_ROWS if torch.cuda.is_available() else 5,
         max_tokens=max_tokens,
         max_req_total_len=MAX_LEN,
         vocab_size=min(config.vocab_size, vocab_size),
         dtype=torch.float32,
         device=DEVICE,
+        load_format="auto",
     )
 
 
