@@ -24,24 +24,13 @@ from lightserve.model_worker.profiling import GpuProfiler, WorkerStats, gpu_rese
 T = TypeVar("T")
 
 
-class Launched(Protocol):
-    """A step on its way."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the device is done with it; asking does not wait."""
-
-    def result(self) -> StepResult:
-        """Wait for what it samples."""
-
-
 class StepLauncher(Protocol):
     """Starts steps in order, and goes on while they run."""
 
     def call(self, job: Callable[[], T]) -> T:
         """Run a job where steps run, and wait for what it returns."""
 
-    def launch(self, step: Callable[[], StepOutput]) -> Launched:
+    def launch(self, step: Callable[[], StepOutput]) -> StepOutput:
         """Start a step behind those before it."""
 
 
@@ -112,7 +101,7 @@ class WorkerService(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
         self._launcher = launcher
         self._decoder = msgspec.msgpack.Decoder(StepPlan)
         self._encoder = msgspec.msgpack.Encoder()
-        self._pending: Launched | None = None
+        self._pending: StepOutput | None = None
 
     def exposed_load(self, _: bytes) -> bytes:
         """Say how many slots there are, as a ``LoadReply``."""
@@ -143,7 +132,7 @@ class WorkerService(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
         profile, self._profiler = self._profiler.stop(Path(path.decode())), None
         return self._encoder.encode(profile)
 
-    def _swap_pending(self, launched: Launched | None, *, device_waited: bool) -> bytes:
+    def _swap_pending(self, launched: StepOutput | None, *, device_waited: bool) -> bytes:
         previous, self._pending = self._pending, launched
         if previous is None:
             return b""

@@ -20,9 +20,6 @@ class Ranks(Protocol):
     def all_gather_columns(self, x: torch.Tensor) -> torch.Tensor:
         """Join [n, columns] of every rank to [n, world_size * columns], in order of rank."""
 
-    def leave(self) -> None:
-        """Part from the others; nothing else may be called after."""
-
 
 class SingleRank:
     """The whole model on one rank."""
@@ -37,9 +34,6 @@ class SingleRank:
     def all_gather_columns(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x``."""
         return x
-
-    def leave(self) -> None:
-        """Do nothing."""
 
 
 class GroupRanks:
@@ -59,10 +53,6 @@ class GroupRanks:
         parts = [torch.empty_like(x) for _ in range(self.world_size)]
         dist.all_gather(parts, x.contiguous())
         return torch.cat(parts, dim=-1)
-
-    def leave(self) -> None:
-        """End the process group."""
-        dist.destroy_process_group()
 
 
 def join_ranks(run_dir: str, rank: int, world_size: int, device: torch.device) -> Ranks:

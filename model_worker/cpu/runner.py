@@ -1,5 +1,6 @@
 """Runs batches on a CPU: as they come, without padding."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
@@ -15,6 +16,8 @@ from lightserve.model_worker.forward_batch import ForwardBatch, HostBatch
 from lightserve.model_worker.kv_cache import KVCache
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.model_worker.req_rows import ReqRows
+
+logger = logging.getLogger(__name__)
 
 CpuModel: TypeAlias = LlamaModel[CpuBackend]
 
@@ -58,7 +61,6 @@ class CpuRunner:
         self._kv_cache = kv_cache
         self._rows = rows
         self._sampler = sampler
-        self.num_split_steps = 0
 
     def enter(self, new_reqs: Sequence[NewReq]) -> None:
         """Take over the parameters of requests that enter the batch."""
@@ -76,7 +78,7 @@ class CpuRunner:
         except RuntimeError as error:
             if not is_out_of_memory(error) or self.model.world_size > 1 or host.num_tokens == 1:
                 raise
-        self.num_split_steps += 1
+        logger.warning("out of memory: a step of %d tokens is run in two halves", host.num_tokens)
         return self._run_in_halves(host)
 
     def _run_in_halves(self, host: HostBatch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -43,16 +43,3 @@ class CudaRecorder:
             finally:
                 graph.capture_end()
         return graph
-
-
-class PlainRecorder:
-    """Records nothing: replaying is running. For devices without graphs, and to look for a fault in them."""
-
-    def record(self, work: Callable[[], None]) -> Graph:
-        """Run ``work`` at each replay."""
-        return _PlainGraph(work)
-
-
-class _PlainGraph:
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.replay = work

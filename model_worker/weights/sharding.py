@@ -12,7 +12,6 @@ class Shard:
 
     Attributes:
         rank: This rank.
-        world_size: Number of ranks.
         q_heads: Query heads ``[start, stop)``.
         kv_heads: Key/value heads ``[start, stop)``; ranks share one when there are fewer heads than ranks.
         ffn: Columns of the feed-forward layer.
@@ -20,7 +19,6 @@ class Shard:
     """
 
     rank: int
-    world_size: int
     q_heads: range
     kv_heads: range
     ffn: range
@@ -44,7 +42,6 @@ class Shard:
             kv_rank, kv_world = rank * config.num_kv_heads // world_size, config.num_kv_heads
         return cls(
             rank=rank,
-            world_size=world_size,
             q_heads=_part(config.num_heads, rank, world_size),
             kv_heads=_part(config.num_kv_heads, kv_rank, kv_world),
             ffn=_part(config.intermediate_size, rank, world_size),

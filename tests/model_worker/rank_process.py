@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -28,7 +29,7 @@ def main(folder: Path, rank: int) -> None:
     ranks = join_ranks(str(folder), rank, 2, CPU)
     models = sorted(path for path in folder.iterdir() if path.is_dir())
     json.dump({path.name: run(path, ranks) for path in models}, sys.stdout)
-    ranks.leave()
+    dist.destroy_process_group()
 
 
 def run(model: Path, ranks: Ranks) -> list[tuple[list[int], list[float]]]:

@@ -1,18 +1,35 @@
 """The GPU's engine over tiny models: on a GPU if there is one, else on a CPU that interprets its kernels."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_blueprint
-from lightserve.model_worker.cuda.graph import CudaRecorder, PlainRecorder, Recorder
+from lightserve.model_worker.cuda.graph import CudaRecorder, Recorder
 from lightserve.model_worker.cuda.runner import CudaRunner
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.tensor_parallel import SingleRank
 from tests.model_worker.tiny_engine import MAX_LEN, NUM_ROWS, NUM_SLOTS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class PlainGraph:
+    """Implements ``Graph``: replaying is running."""
+
+    replay: Callable[[], None]
+
+
+class PlainRecorder:
+    """Implements ``Recorder`` on any device."""
+
+    def record(self, work: Callable[[], None]) -> PlainGraph:
+        """Run ``work`` at each replay."""
+        return PlainGraph(work)
 
 
 def make_blueprint(folder: Path, *, max_tokens: int = 64, vocab_size: int = 1 << 30) -> CudaBlueprint:

@@ -7,9 +7,8 @@ import pytest
 import torch
 from engine_bench.model_steps import ModelSteps, kernel_shares
 
-from lightserve.model_worker.cuda.graph import PlainRecorder
 from tests.model_worker.references import make_reference
-from tests.model_worker.tiny_cuda import make_blueprint
+from tests.model_worker.tiny_cuda import PlainRecorder, make_blueprint
 from tests.model_worker.tiny_engine import NUM_SLOTS
 
 
