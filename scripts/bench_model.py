@@ -1,4 +1,4 @@
-"""Time the model's part of a step by itself, as recorded graphs on a CUDA device, and show where the time goes.
+"""Time the model's part of a step by itself, as captured graphs on a CUDA device, and show where the time goes.
 
     bench_model.py --model_dir scripts/presets/llama-3.1-8b --decodes 1,4,8,16,64 --context 576 --mixed 3+100,3+250 \\
         [--kernels 4,3+100] [--json out.json]
@@ -23,7 +23,7 @@ from engine_bench.model_steps import ModelSteps
 
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.cuda.blueprint import load_blueprint
-from lightserve.model_worker.cuda.graph import CudaRecorder
+from lightserve.model_worker.cuda.graph import CudaCapturer
 from lightserve.model_worker.tensor_parallel import SingleRank
 
 _NUM_SLOTS, _MAX_LEN, _MAX_TOKENS, _MIN_ROWS = 200_000, 8192, 8192, 256
@@ -100,7 +100,7 @@ def _open(model_dir: Path, num_rows: int) -> ModelSteps:
         device=device,
         load_format="dummy",
     )
-    return ModelSteps(blueprint, _NUM_SLOTS, CudaRecorder(stream))
+    return ModelSteps(blueprint, _NUM_SLOTS, CudaCapturer(stream))
 
 
 def _described(arguments: Sequence[str], results: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from lightserve.kernels.prefill_attention import MAX_GATHER_LEN
 from lightserve.model_config import ModelConfig
 from lightserve.model_worker.cuda.backend import CudaBackend
-from lightserve.model_worker.cuda.graph import Recorder
+from lightserve.model_worker.cuda.graph import Capturer
 from lightserve.model_worker.cuda.graph_shapes import GraphShapes
 from lightserve.model_worker.cuda.runner import CudaRunner
 from lightserve.model_worker.cuda.step import CudaStep
@@ -50,14 +50,14 @@ class CudaBlueprint:
 
     @property
     def shapes(self) -> GraphShapes:
-        """What there is to record."""
+        """What there is to capture."""
         return GraphShapes(self.num_rows, self.max_tokens)
 
-    def build(self, num_slots: int, recorder: Recorder | None) -> Engine[CudaRunner]:
-        """Make an engine; without a recorder it launches every step kernel by kernel."""
+    def build(self, num_slots: int, capturer: Capturer | None) -> Engine[CudaRunner]:
+        """Make an engine; without a capturer it launches every step kernel by kernel."""
         step, inputs, rows = self.build_step(num_slots)
         params = SamplingRows(self.num_rows, self.config.eos_token_ids)
-        return Engine(rows, CudaRunner(step, inputs, rows, params, self.shapes, recorder))
+        return Engine(rows, CudaRunner(step, inputs, rows, params, self.shapes, capturer))
 
     def build_step(self, num_slots: int) -> tuple[CudaStep, StepInputs, ReqRows]:
         """Make what launches a step's work, what it reads, and the state of the requests."""

@@ -1,4 +1,4 @@
-"""CUDA graphs: launches recorded once, then replayed by one call."""
+"""CUDA graphs: launches captured once, then replayed by one call."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,32 +7,32 @@ import torch
 
 
 class Graph(Protocol):
-    """Recorded work."""
+    """Captured work."""
 
     def replay(self) -> None:
         """Launch it."""
 
 
-class Recorder(Protocol):
-    """Records work."""
+class Capturer(Protocol):
+    """Captures work."""
 
-    def record(self, work: Callable[[], None]) -> Graph:
+    def capture(self, work: Callable[[], None]) -> Graph:
         """Make ``work`` ready for replay, having run it once where that compiles what it uses."""
 
 
-class CudaRecorder:
-    """Records CUDA graphs that share one pool of memory: they never run at the same time.
+class CudaCapturer:
+    """Captures CUDA graphs that share one pool of memory: they never run at the same time.
 
     Args:
-        stream: Where they are recorded and replayed; not the default stream.
+        stream: Where they are captured and replayed; not the default stream.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Run ``work`` once, then record it."""
+    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Run ``work`` once, then capture it."""
         with torch.cuda.stream(self._stream):
             work()
             graph = torch.cuda.CUDAGraph()

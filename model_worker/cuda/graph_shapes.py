@@ -1,4 +1,4 @@
-"""The padded shapes for which graphs are recorded, and which of them a batch takes.
+"""The padded shapes for which graphs are captured, and which of them a batch takes.
 
 They are spaced so that padding costs little: below 256 rows a product is bound by reading its weight, above it grows
 with the rows, in steps of the library's tiles. A batch that no shape has room for is launched kernel by kernel.
@@ -30,7 +30,7 @@ def row_sizes(num_rows: int) -> list[int]:
 
 
 class GraphShapes:
-    """Which shapes are recorded, and which one a batch takes.
+    """Which shapes are captured, and which one a batch takes.
 
     Args:
         num_rows: Most running requests.
@@ -38,8 +38,8 @@ class GraphShapes:
 
     Attributes:
         most_rows: Rows of the largest tail shape.
-        most_tokens: No forward shape, recorded or not, has more tokens.
-        largest_forward: No forward shape, recorded or not, has more of anything.
+        most_tokens: No forward shape, captured or not, has more tokens.
+        largest_forward: No forward shape, captured or not, has more of anything.
     """
 
     def __init__(self, num_rows: int, max_tokens: int) -> None:
@@ -66,11 +66,11 @@ class GraphShapes:
     def _decode(num_rows: int) -> ForwardShape:
         return ForwardShape(num_rows, _decode_capacity(num_rows), 0)
 
-    def _mixed(self, num_tokens: int, num_decode: int) -> ForwardShape:
-        """Give a shape with room for no decode rows, for few, or for as many as there can be."""
-        most = min(num_tokens, self.most_rows) if num_decode else 0
-        room = most if num_decode > _FEW_DECODES else min(most, _FEW_DECODES)
-        return ForwardShape(num_tokens, _decode_capacity(room), CHUNKS_PER_LAUNCH)
+    def _mixed(self, num_tokens: int, decode_room: int) -> ForwardShape:
+        """Give a shape with room for no decode rows, for few, or, if few are not enough, for all there can be."""
+        most = min(num_tokens, self.most_rows) if decode_room else 0
+        capacity = _decode_capacity(most if decode_room > _FEW_DECODES else min(most, _FEW_DECODES))
+        return ForwardShape(num_tokens, capacity, CHUNKS_PER_LAUNCH)
 
     @property
     def largest(self) -> list[ForwardShape | TailShape]:
@@ -80,18 +80,18 @@ class GraphShapes:
         return [self._decode(self.most_rows), *mixed, *tails]
 
     @property
-    def telling(self) -> Iterable[ForwardShape | TailShape]:
+    def to_compile(self) -> Iterable[ForwardShape | TailShape]:
         """Few shapes that between them need every kernel of any batch, those first that take long to compile."""
         rows = [size for size in self._rows if size <= _FEW_ROWS or size in (*_DECODE_CAPACITIES, self.most_rows)]
         decode = [self._decode(size) for size in rows]
-        mixed = [self._mixed(size, decodes) for size in self._tokens[-1:] for decodes in (size, _FEW_DECODES)]
+        mixed = [self._mixed(size, room) for size in self._tokens[-1:] for room in (size, _FEW_DECODES)]
         gathering = [replace(shape, gather_lens=(1024,)) for shape in mixed]
         tails = [TailShape(size, sampling) for sampling in reversed(Sampling) for size in rows]
         return [*tails, *decode, *mixed, *gathering]
 
     @property
     def count(self) -> int:
-        """How many shapes are recorded."""
+        """How many shapes are captured."""
         return len(list(self.all))
 
     @property
@@ -99,7 +99,7 @@ class GraphShapes:
         return (TailShape(rows, sampling) for rows in reversed(self._rows) for sampling in reversed(Sampling))
 
     def forward_of(self, batch: HostBatch) -> ForwardShape | None:
-        """Choose the smallest recorded shape that a batch fits; None if there is none."""
+        """Choose the smallest captured shape that a batch fits; None if there is none."""
         if batch.num_chunks == 0:
             size = _at_least(self._rows, batch.num_tokens)
             return None if size is None else self._decode(size)
@@ -109,12 +109,12 @@ class GraphShapes:
         return self._mixed(size, batch.num_decode)
 
     def tail_of(self, num_sampled: int, sampling: Sampling) -> TailShape:
-        """Choose the smallest recorded shape that so many rows fit; they are at most ``num_rows``."""
+        """Choose the smallest captured shape that so many rows fit; they are at most ``num_rows``."""
         return TailShape(self._rows[bisect_left(self._rows, num_sampled)], sampling)
 
 
 def eager_shape(batch: HostBatch) -> ForwardShape:
-    """Give the shape of a batch that no recorded one fits."""
+    """Give the shape of a batch that no captured one fits."""
     chunk_lens = batch.extend_lens[batch.num_decode :].tolist()
     seq_lens = batch.seq_lens[batch.num_decode :].tolist()
     num_launches = -(-batch.num_chunks // CHUNKS_PER_LAUNCH)

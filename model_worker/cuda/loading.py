@@ -1,4 +1,4 @@
-"""A GPU engine: ranks met, weights loaded, the largest step tried, the pool sized by what is left, graphs recorded."""
+"""A GPU engine: ranks met, weights loaded, the largest step tried, the pool sized by what is left, graphs captured."""
 
 import logging
 import time
@@ -8,7 +8,7 @@ import torch
 from lightserve.boot import Boot
 from lightserve.kernels.compile_ahead import compiling_ahead
 from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_blueprint
-from lightserve.model_worker.cuda.graph import CudaRecorder, Graph
+from lightserve.model_worker.cuda.graph import CudaCapturer, Graph
 from lightserve.model_worker.cuda.memory import MemoryLedger
 from lightserve.model_worker.cuda.runner import CudaRunner
 from lightserve.model_worker.engine import Engine
@@ -35,7 +35,7 @@ def load_cuda_engine(boot: Boot, rank: int) -> LoadedEngine[CudaRunner]:
     """
     start = time.monotonic()
     device = torch.device("cuda", rank)
-    recorder = CudaRecorder(_open(device))
+    capturer = CudaCapturer(_open(device))
     ledger = MemoryLedger(device)
     blueprint = _load_blueprint(boot, rank, device)
     ledger.enter("weights")
@@ -43,12 +43,12 @@ def load_cuda_engine(boot: Boot, rank: int) -> LoadedEngine[CudaRunner]:
     trial = _try_largest_step(blueprint)
     ledger.enter("for the largest step")
     logger.info("the largest step has run after %.1f s", time.monotonic() - start)
-    graphs = _record_largest(blueprint, trial, recorder, ledger)
+    graphs = _capture_largest(blueprint, trial, capturer, ledger)
     pool = _size_pool(boot, blueprint, ledger)
-    engine = blueprint.build(pool.num_slots, recorder)
+    engine = blueprint.build(pool.num_slots, capturer)
     torch.cuda.synchronize(device)
     graphs.clear()  # they held the memory that the engine's graphs now share
-    logger.info("%d graphs are recorded after %.1f s", blueprint.shapes.count, time.monotonic() - start)
+    logger.info("%d graphs are captured after %.1f s", blueprint.shapes.count, time.monotonic() - start)
     return LoadedEngine(engine, pool)
 
 
@@ -79,22 +79,22 @@ def _load_blueprint(boot: Boot, rank: int, device: torch.device) -> CudaBlueprin
 
 def _try_largest_step(blueprint: CudaBlueprint) -> Engine[CudaRunner]:
     """Compile every kernel, and run what takes the most memory, on a small cache."""
-    trial = blueprint.build(_TRIAL_SLOTS, recorder=None)
+    trial = blueprint.build(_TRIAL_SLOTS, capturer=None)
     with compiling_ahead(num_usable_cpus()):
-        for shape in blueprint.shapes.telling:
-            trial.runner.rehearse(shape)
+        for shape in blueprint.shapes.to_compile:
+            trial.runner.launch_empty(shape)
     trial.runner.run(0, blueprint.largest_batch(_TRIAL_SLOTS)).result()
     for shape in blueprint.shapes.largest:
-        trial.runner.rehearse(shape)
+        trial.runner.launch_empty(shape)
     return trial
 
 
-def _record_largest(
-    blueprint: CudaBlueprint, trial: Engine[CudaRunner], recorder: CudaRecorder, ledger: MemoryLedger
+def _capture_largest(
+    blueprint: CudaBlueprint, trial: Engine[CudaRunner], capturer: CudaCapturer, ledger: MemoryLedger
 ) -> list[Graph]:
-    """Record the graphs that take the most memory, which the others will share; set aside what the others add."""
+    """Capture the graphs that take the most memory, which the others will share; set aside what the others add."""
     reserved = torch.cuda.memory_reserved(blueprint.device)
-    graphs = [trial.runner.record(shape, recorder) for shape in blueprint.shapes.largest]
+    graphs = [trial.runner.capture(shape, capturer) for shape in blueprint.shapes.largest]
     taken = ledger.enter("for graphs")
     shared = torch.cuda.memory_reserved(blueprint.device) - reserved
     ledger.set_aside("for more graphs", max(0, taken - shared) // len(graphs) * blueprint.shapes.count)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from lightserve.ipc.messages import NewReq, StepResult, pack_int32
-from lightserve.model_worker.cuda.graph import Graph, Recorder
+from lightserve.model_worker.cuda.graph import Capturer, Graph
 from lightserve.model_worker.cuda.graph_shapes import GraphShapes, eager_shape
 from lightserve.model_worker.cuda.step import CudaStep
 from lightserve.model_worker.cuda.step_inputs import ForwardShape, Sampling, StepInputs, TailShape
@@ -26,8 +26,8 @@ class CudaRunner:
         inputs: The layout of what a step sends.
         rows: State of the running requests.
         params: Their sampling parameters.
-        shapes: What is recorded.
-        recorder: Records it; when not given, every step is launched kernel by kernel.
+        shapes: What is captured.
+        capturer: Captures it; when not given, every step is launched kernel by kernel.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class CudaRunner:
         rows: ReqRows,
         params: SamplingRows,
         shapes: GraphShapes,
-        recorder: Recorder | None,
+        capturer: Capturer | None,
     ) -> None:
         self._step = step
         self._inputs = inputs
@@ -49,8 +49,8 @@ class CudaRunner:
         ]
         self._next_memory = 0
         self._graphs: dict[ForwardShape | TailShape, Graph] = {}
-        if recorder is not None:
-            self._graphs = {shape: self.record(shape, recorder) for shape in shapes.all}
+        if capturer is not None:
+            self._graphs = {shape: self.capture(shape, capturer) for shape in shapes.all}
 
     def enter(self, new_reqs: Sequence[NewReq]) -> None:
         """Take over the parameters of requests that enter the batch."""
@@ -90,15 +90,15 @@ class CudaRunner:
             start = inputs.stage_tail(memory.words, batch, tail_shape, self._params, self._rows)
         inputs.copy(memory.pinned_words, start, end)
 
-    def rehearse(self, shape: ForwardShape | TailShape) -> None:
+    def launch_empty(self, shape: ForwardShape | TailShape) -> None:
         """Launch a shape's work, kernel by kernel, on words that are all zero: on empty requests."""
         self._inputs.clear()
         self._launch_kernels(shape)
 
-    def record(self, shape: ForwardShape | TailShape, recorder: Recorder) -> Graph:
-        """Record a shape's work."""
+    def capture(self, shape: ForwardShape | TailShape, capturer: Capturer) -> Graph:
+        """Capture a shape's work."""
         self._inputs.clear()
-        return recorder.record(partial(self._launch_kernels, shape))
+        return capturer.capture(partial(self._launch_kernels, shape))
 
     def _launch(self, shape: ForwardShape | TailShape) -> None:
         graph = self._graphs.get(shape)

@@ -1,6 +1,6 @@
 """A step's work on a GPU, in two parts: the model on a batch, then the sampling of its rows.
 
-Both read all they need from the device's words and leave all they find on the device, so that each can be recorded as a
+Both read all they need from the device's words and leave all they find on the device, so that each can be captured as a
 graph once for a shape and serve every batch that fits it.
 """
 

@@ -5,7 +5,7 @@ The words of the buffer are int32. A step fills one stretch of it:
     [base - tail words, base)     what sampling reads; its place depends on the tail's shape alone
     [base, base + forward words)  what the model reads; its place depends on the forward shape alone
 
-so that a graph recorded for a shape finds its inputs at the same addresses in every step, whatever goes with it. Every
+so that a graph captured for a shape finds its inputs at the same addresses in every step, whatever goes with it. Every
 section begins at a multiple of 16 bytes: a kernel is compiled for one alignment only.
 """
 

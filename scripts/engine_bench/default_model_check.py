@@ -11,7 +11,7 @@ from lightserve.gguf_tokenizer import export_gguf_tokenizer
 from lightserve.model_config import ModelConfig, load_model_config
 from lightserve.model_worker.cpu.loading import load_cpu_model, make_cpu_engine
 from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_blueprint
-from lightserve.model_worker.cuda.graph import CudaRecorder
+from lightserve.model_worker.cuda.graph import CudaCapturer
 from lightserve.model_worker.engine import Engine, Runner
 from lightserve.model_worker.loading import EngineLimits
 from lightserve.model_worker.offline import OfflineBatch
@@ -40,7 +40,7 @@ def compare_devices(gguf: Path) -> bool:
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             found = {
-                "GPU": _generate(blueprint.build(_NUM_SLOTS, CudaRecorder(stream)), prompts),
+                "GPU": _generate(blueprint.build(_NUM_SLOTS, CudaCapturer(stream)), prompts),
                 "GPU without graphs": _generate(blueprint.build(_NUM_SLOTS, None), prompts),
             }
     for name, ids in found.items():

@@ -1,4 +1,4 @@
-"""The model's part of a step by itself: no router, no sampling, no copy, only what a recorded graph holds."""
+"""The model's part of a step by itself: no router, no sampling, no copy, only what a captured graph holds."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lightserve.model_worker.cuda.blueprint import CudaBlueprint
-from lightserve.model_worker.cuda.graph import Graph, Recorder
+from lightserve.model_worker.cuda.graph import Capturer, Graph
 from lightserve.model_worker.cuda.graph_shapes import eager_shape
 from lightserve.model_worker.cuda.step_inputs import ForwardShape
 from lightserve.model_worker.forward_batch import HostBatch
@@ -26,7 +26,7 @@ class StepTime:
     Attributes:
         num_decode: Requests that decode.
         chunk_lens: Tokens of each prompt beside them.
-        num_tokens: What the recorded shape has room for.
+        num_tokens: What the captured shape has room for.
         ms: Median over replays.
     """
 
@@ -55,19 +55,19 @@ class KernelShare:
 
 
 class ModelSteps:
-    """Records steps of one model and replays them.
+    """Captures steps of one model and replays them.
 
     Args:
         blueprint: The model, and how an engine around it is made.
         num_slots: Of the pool.
-        recorder: Records the steps.
+        capturer: Captures the steps.
     """
 
-    def __init__(self, blueprint: CudaBlueprint, num_slots: int, recorder: Recorder) -> None:
+    def __init__(self, blueprint: CudaBlueprint, num_slots: int, capturer: Capturer) -> None:
         self._step, self._inputs, self._rows = blueprint.build_step(num_slots)
         self._shapes = blueprint.shapes
         self._num_slots = num_slots
-        self._recorder = recorder
+        self._capturer = capturer
         self._random = np.random.default_rng(0)
         slots = self._random.integers(0, num_slots, tuple(self._rows.req_to_slots.shape), dtype=np.int32)
         self._rows.req_to_slots.copy_(torch.from_numpy(slots))
@@ -81,7 +81,7 @@ class ModelSteps:
 
         A fifth as many replays warm up.
         """
-        shape, graph = self._record(num_decode, context, chunk_lens)
+        shape, graph = self._capture(num_decode, context, chunk_lens)
         for _ in range(num_replays // 5):
             graph.replay()
         ms = median(_ms(graph.replay) for _ in range(num_replays))
@@ -89,7 +89,7 @@ class ModelSteps:
 
     def kernels(self, num_decode: int, context: int, chunk_lens: Sequence[int] = ()) -> list[KernelShare]:
         """Trace the same step on the GPU; the kernels in order of the time until the next one."""
-        _, graph = self._record(num_decode, context, chunk_lens)
+        _, graph = self._capture(num_decode, context, chunk_lens)
         graph.replay()
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as trace:
@@ -99,13 +99,13 @@ class ModelSteps:
         events = [event for event in trace.events() or () if event.device_type.name == "CUDA"]
         return kernel_shares([(e.time_range.start, e.time_range.end, e.name) for e in events], _PROFILED)
 
-    def _record(self, num_decode: int, context: int, chunk_lens: Sequence[int]) -> tuple[ForwardShape, Graph]:
+    def _capture(self, num_decode: int, context: int, chunk_lens: Sequence[int]) -> tuple[ForwardShape, Graph]:
         batch = self._batch(num_decode, context, chunk_lens)
         shape = self._shapes.forward_of(batch) or eager_shape(batch)
         words = torch.zeros(self._inputs.num_words, dtype=torch.int32)
         end = self._inputs.stage_forward(words.numpy(), batch, shape)
         self._inputs.copy(words, self._inputs.base, end)
-        return shape, self._recorder.record(partial(self._step.forward, shape))
+        return shape, self._capturer.capture(partial(self._step.forward, shape))
 
     def _batch(self, num_decode: int, context: int, chunk_lens: Sequence[int]) -> HostBatch:
         extend_lens = np.array([1] * num_decode + list(chunk_lens), dtype=np.int32)

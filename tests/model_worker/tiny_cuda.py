@@ -8,7 +8,7 @@ import torch
 
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_blueprint
-from lightserve.model_worker.cuda.graph import CudaRecorder, Recorder
+from lightserve.model_worker.cuda.graph import Capturer, CudaCapturer
 from lightserve.model_worker.cuda.runner import CudaRunner
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.tensor_parallel import SingleRank
@@ -24,10 +24,10 @@ class PlainGraph:
     replay: Callable[[], None]
 
 
-class PlainRecorder:
-    """Implements ``Recorder`` on any device."""
+class PlainCapturer:
+    """Implements ``Capturer`` on any device."""
 
-    def record(self, work: Callable[[], None]) -> PlainGraph:
+    def capture(self, work: Callable[[], None]) -> PlainGraph:
         """Run ``work`` at each replay."""
         return PlainGraph(work)
 
@@ -51,12 +51,12 @@ def make_blueprint(folder: Path, *, max_tokens: int = 64, vocab_size: int = 1 <<
 @torch.inference_mode()
 def open_cuda_engine(folder: Path, *, graphs: bool, vocab_size: int = 1 << 30) -> Engine[CudaRunner]:
     """An engine over the model in ``folder``; without a GPU, its graphs are plain calls."""
-    return make_blueprint(folder, vocab_size=vocab_size).build(NUM_SLOTS, _recorder() if graphs else None)
+    return make_blueprint(folder, vocab_size=vocab_size).build(NUM_SLOTS, _capturer() if graphs else None)
 
 
-def _recorder() -> Recorder:
+def _capturer() -> Capturer:
     if DEVICE.type == "cpu":
-        return PlainRecorder()
+        return PlainCapturer()
     stream = torch.cuda.Stream(DEVICE)  # type: ignore[no-untyped-call]  # torch gives it no types
     torch.cuda.set_stream(stream)
-    return CudaRecorder(stream)
+    return CudaCapturer(stream)

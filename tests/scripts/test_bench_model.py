@@ -8,7 +8,7 @@ import torch
 from engine_bench.model_steps import ModelSteps, kernel_shares
 
 from tests.model_worker.references import make_reference
-from tests.model_worker.tiny_cuda import PlainRecorder, make_blueprint
+from tests.model_worker.tiny_cuda import PlainCapturer, make_blueprint
 from tests.model_worker.tiny_engine import NUM_SLOTS
 
 
@@ -18,7 +18,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> ModelSteps:
     folder = tmp_path_factory.mktemp("model")
     make_reference("llama", folder)
     with torch.inference_mode():
-        return ModelSteps(make_blueprint(folder), NUM_SLOTS, PlainRecorder())
+        return ModelSteps(make_blueprint(folder), NUM_SLOTS, PlainCapturer())
 
 
 def test_a_step_is_timed_in_the_shape_that_an_engine_would_give_it(steps: ModelSteps) -> None:

@@ -69,10 +69,10 @@ def test_biases_and_head_norms_equal_the_cpus(architecture: str, tmp_path: Path)
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding tokens run on whatever the memory holds
 def test_graphs_give_the_ids_that_launches_one_by_one_give(folder: Path, engine: Engine[CudaRunner]) -> None:
-    prompts, recorded = random_prompts([2, 13]), open_cuda_engine(folder, graphs=True)
+    prompts, captured = random_prompts([2, 13]), open_cuda_engine(folder, graphs=True)
     for sampling in (GREEDY, SAMPLING[2]):
         expected = generate(engine, prompts, sampling, chunk=11)
-        found = generate(recorded, prompts, sampling, chunk=11)
+        found = generate(captured, prompts, sampling, chunk=11)
         for req, reference in zip(found, expected, strict=True):
             assert req.output_ids == reference.output_ids
             assert req.logprobs == pytest.approx(reference.logprobs, abs=1e-4)

@@ -28,9 +28,9 @@ batches = st.builds(
 @given(batches)
 def test_every_batch_finds_room(batch: HostBatch) -> None:
     shapes = GraphShapes(NUM_ROWS, MAX_TOKENS)
-    recorded = shapes.forward_of(batch)
-    assert recorded is None or recorded in set(shapes.all)
-    shape = recorded or eager_shape(batch)
+    captured = shapes.forward_of(batch)
+    assert captured is None or captured in set(shapes.all)
+    shape = captured or eager_shape(batch)
     largest = shapes.largest_forward
     assert batch.num_tokens <= shape.num_tokens <= largest.num_tokens
     assert batch.num_decode <= shape.num_decode <= largest.num_decode
@@ -39,7 +39,7 @@ def test_every_batch_finds_room(batch: HostBatch) -> None:
 
 
 @given(st.integers(1, NUM_ROWS), st.sampled_from(Sampling))
-def test_any_number_of_rows_has_a_recorded_tail_that_is_not_much_larger(num_rows: int, sampling: Sampling) -> None:
+def test_any_number_of_rows_has_a_captured_tail_that_is_not_much_larger(num_rows: int, sampling: Sampling) -> None:
     shape = GraphShapes(NUM_ROWS, MAX_TOKENS).tail_of(num_rows, sampling)
     assert num_rows <= shape.num_sampled < 2 * num_rows or num_rows == 1
     assert shape.num_sampled - num_rows < 64
@@ -53,10 +53,10 @@ def test_sizes_reach_just_beyond_the_most_rows(num_rows: int) -> None:
     assert all(size < num_rows for size in sizes[:-1])
 
 
-def test_the_largest_shapes_are_recorded_first_of_their_kind() -> None:
+def test_the_largest_shapes_are_captured_first_of_their_kind() -> None:
     shapes = GraphShapes(NUM_ROWS, MAX_TOKENS)
-    recorded = list(shapes.all)
-    assert len(recorded) == len(set(recorded)) == shapes.count
-    assert set(shapes.largest) <= set(recorded)
-    assert recorded[0] == shapes.largest[0]
-    assert TailShape(1024, Sampling.GREEDY) in recorded
+    captured = list(shapes.all)
+    assert len(captured) == len(set(captured)) == shapes.count
+    assert set(shapes.largest) <= set(captured)
+    assert captured[0] == shapes.largest[0]
+    assert TailShape(1024, Sampling.GREEDY) in captured
