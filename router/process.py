@@ -136,8 +136,8 @@ def main(run_dir: str, index: int) -> None:
     detokenizer, launcher = Outbox(run_dir, "detokenizer"), Outbox(run_dir, "launcher")
     workers = WorkerClient(run_dir, boot.config.tp)
     reply = workers.load()
-    limits = _limits(boot, reply.max_total_token_num)
-    scheduler = Scheduler(limits, _admission(boot, limits), detokenizer.send)
+    limits = make_limits(boot, reply.max_total_token_num)
+    scheduler = Scheduler(limits, make_admission(boot, limits), detokenizer.send)
     router = Router(inbox, detokenizer.send, scheduler, workers)
     launcher.send(ReadyMsg("router", reply.max_total_token_num, reply.note))
     freeze_garbage_collector()
@@ -145,7 +145,8 @@ def main(run_dir: str, index: int) -> None:
         router.turn()
 
 
-def _limits(boot: Boot, max_total_token_num: int) -> Limits:
+def make_limits(boot: Boot, max_total_token_num: int) -> Limits:
+    """Gather the scheduler's limits from the settings and the pool that the workers have."""
     return Limits(
         max_total_token_num=max_total_token_num,
         max_req_total_len=boot.max_req_total_len,
@@ -159,7 +160,8 @@ def _limits(boot: Boot, max_total_token_num: int) -> Limits:
     )
 
 
-def _admission(boot: Boot, limits: Limits) -> Admission:
+def make_admission(boot: Boot, limits: Limits) -> Admission:
+    """Make the policy that the settings name."""
     pool, max_rows = limits.max_total_token_num, limits.running_max_req_size
     match boot.config.router_policy:
         case "conservative":

@@ -3,8 +3,9 @@
     bench_engine.py --model_dir scripts/presets/llama-3.1-8b --load_format dummy \\
         --decode_batches 1,8,16,64,256 --prompt_len 512 --prefill_lens 512,8192 --trace lengths.csv --json out.json
 
-Every setting of the server is a flag here too. The decode step is the difference between two output lengths, divided by
-their distance, so that prompts drop out; the first start and every run before a measurement warm the engine up.
+Every setting of the server is a flag here too, and does what it does there. Prompts are drawn anew for each run: the
+prefix cache knows none of them. The decode step is the difference between two output lengths, divided by their
+distance, so that prompts drop out; the first start and every run before a measurement warm the engine up.
 """
 
 import argparse
@@ -65,7 +66,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     ours.add_argument("--prompt_len", type=int, default=512, help="of decode steps' prompts")
     ours.add_argument("--output_lens", type=_pair, default=OUTPUT_LENS, help="the two output lengths")
     ours.add_argument("--prefill_lens", type=_integers, default=[], help="lengths of single prompts")
-    ours.add_argument("--trace", type=Path, action="append", default=[], help="a trace to run offline")
+    ours.add_argument(
+        "--trace",
+        type=Path,
+        action="append",
+        default=[],
+        help="lengths of requests that all come at once, at most --max_queued_reqs",
+    )
     ours.add_argument("--trace_rows", type=int, help="only so many of its rows")
     ours.add_argument("--profile_batches", type=_integers, default=[], help="batch sizes to trace the GPU at")
     ours.add_argument("--profile_steps", type=int, default=24, help="output tokens under the trace")

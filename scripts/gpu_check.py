@@ -72,7 +72,7 @@ def _checks(options: argparse.Namespace) -> dict[str, Callable[[], bool]]:
         "kernels": lambda: _run_tests("tests/kernels"),
         "engine": lambda: _run_tests("tests/model_worker/cuda/test_engine.py"),
         "model": lambda: compare_devices(gguf()),
-        "pressure": lambda: press(_crowded(gguf()), options.num_requests, _MAX_ID),
+        "pressure": lambda: press(_crowded(gguf(), options.num_requests), options.num_requests, _MAX_ID),
         "memory": lambda: fill_memory(_PRESET),
         "server": lambda: run_server(gguf()),
         "sanitizer": sanitize,
@@ -135,14 +135,16 @@ def _run_tests(path: str) -> bool:
     return subprocess.run(command, check=False).returncode == 0
 
 
-def _crowded(gguf: Path) -> ServerConfig:
-    """A pool that holds a few dozen requests."""
+def _crowded(gguf: Path, num_requests: int) -> ServerConfig:
+    """A pool that holds a few dozen requests, none of which shares anything."""
     return ServerConfig(
         model_dir=str(gguf),
         dtype="float32",
         max_total_token_num=6000,
         running_max_req_size=64,
         chunked_prefill_size=512,
+        max_queued_reqs=num_requests,
+        disable_prefix_cache=True,
     )
 
 

@@ -36,9 +36,7 @@ from lightserve.ipc.messages import (
 )
 from lightserve.model_worker.profiling import GpuProfile, WorkerStats
 from lightserve.preparation import prepare
-from lightserve.router.admission import ConservativeAdmission
-from lightserve.router.limits import Limits
-from lightserve.router.process import Router
+from lightserve.router.process import Router, make_admission, make_limits
 from lightserve.router.scheduler import Scheduler
 from lightserve.router.worker_client import WorkerClient
 from lightserve.run_dir import run_directory
@@ -99,10 +97,9 @@ class EngineHost:
         self._client = WorkerClient(boot.run_dir, boot.config.tp)
         reply = self._client.load()
         self.num_slots, self.note = reply.max_total_token_num, reply.note
-        limits = _limits(boot, self.num_slots)
-        admission = ConservativeAdmission(limits.max_total_token_num, limits.running_max_req_size)
+        limits = make_limits(boot, self.num_slots)
         self._mail = _Mail()
-        self._scheduler = Scheduler(limits, admission, self._mail.take)
+        self._scheduler = Scheduler(limits, make_admission(boot, limits), self._mail.take)
         self._workers = _ObservedWorkers(self._client, self._scheduler)
         self._router = Router(self._mail, self._mail.take, self._scheduler, self._workers)
 
@@ -194,19 +191,6 @@ def _await_ready(inbox: "Inbox[LauncherInbox]", children: Children, num_workers:
                 pass
         for name, code in children.reap().items():
             raise EngineError(f"{name} {describe_exit(code)}")
-
-
-def _limits(boot: Boot, num_slots: int) -> Limits:
-    return Limits(
-        max_total_token_num=num_slots,
-        max_req_total_len=boot.max_req_total_len,
-        running_max_req_size=boot.config.running_max_req_size,
-        batch_max_tokens=boot.batch_max_tokens,
-        chunked_prefill_size=boot.chunked_prefill_size,
-        max_queued_reqs=1_000_000,
-        eos_token_ids=boot.model.eos_token_ids,
-        has_prefix_cache=False,
-    )
 
 
 class _Mail:

@@ -1,5 +1,6 @@
 """The largest steps there can be, and every slot of the pool that the engine chose for itself in use at once."""
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ _PICKY = SamplingParams(1, temperature=0.8, top_k=50, top_p=0.9, repetition_pena
 
 def fill_memory(preset: Path) -> bool:
     """Fill the GPU with a model of random weights; whether nothing failed and the memory stayed what it was."""
-    fits = slots_that_fit(ServerConfig(model_dir=str(preset), load_format="dummy", max_total_token_num=_TOO_MANY_SLOTS))
+    # Each request is to hold slots of its own.
+    config = ServerConfig(model_dir=str(preset), load_format="dummy", disable_prefix_cache=True)
+    fits = slots_that_fit(dataclasses.replace(config, max_total_token_num=_TOO_MANY_SLOTS))
     print(f"--max_total_token_num {_TOO_MANY_SLOTS} is refused: at most {fits}")
-    with open_engine(ServerConfig(model_dir=str(preset), load_format="dummy")) as host:
+    with open_engine(config) as host:
         print(f"{host.num_slots} slots: {host.note}")
         before = used_mib()
         run_largest_steps(host)

@@ -17,7 +17,7 @@ def press(config: ServerConfig, num_requests: int, max_id: int) -> bool:
     two. That spares the idle moments between requests, and nothing else.
 
     Args:
-        config: Of the crowd's engine; its pool must hold far fewer than ``num_requests``.
+        config: Of the crowd's engine; its pool must hold far fewer than ``num_requests``, its queue all of them.
         num_requests: How many.
         max_id: Prompt ids are below.
 

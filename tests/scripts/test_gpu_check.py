@@ -34,6 +34,7 @@ def config(model: Path, num_slots: int) -> ServerConfig:
         max_total_token_num=num_slots,
         running_max_req_size=32,
         chunked_prefill_size=128,
+        disable_prefix_cache=True,
     )
 
 
