@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
+
 import msgspec
 from engine_bench.engine_host import open_engine
 from engine_bench.measurements import OUTPUT_LENS, Meter

@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
+
 import msgspec
 from benchmark.api import API_FAMILIES, Sampling
 from benchmark.endpoint import Endpoint, ServerError, ServerQueries

@@ -9,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
+
 import numpy as np
 import torch
 from engine_bench.recording_model import RecordingModel
