@@ -11,7 +11,7 @@ traced, and each kernel is given the time from its start to the start of the nex
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,31 @@ from lightserve.model_worker.cuda.blueprint import load_blueprint
 from lightserve.model_worker.cuda.graph import CudaCapturer
 from lightserve.model_worker.tensor_parallel import SingleRank
 
-_NUM_SLOTS, _MAX_LEN, _MAX_TOKENS, _MIN_ROWS = 200_000, 8192, 8192, 256
+_NUM_SLOTS, _MAX_LEN = 200_000, 8192
+_LEAST_ROWS, _LEAST_TOKENS = 256, 8192  # a step's shape is chosen as in an engine with room for so much
 _PACKAGES = ("lightserve", "torch", "triton", "numpy")
 _SHOWN_KERNELS, _NAME_WIDTH = 12, 70
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step to time: decode rows, and beside them prompts of these lengths."""
+
+    num_decode: int
+    chunk_lens: Sequence[int] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Decode rows and prompts."""
+        return self.num_decode + len(self.chunk_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all of them."""
+        return self.num_decode + sum(self.chunk_lens)
+
+    def __str__(self) -> str:
+        return "+".join(map(str, (self.num_decode, *self.chunk_lens)))
 
 
 @torch.inference_mode()
@@ -39,19 +61,16 @@ def main(arguments: Sequence[str]) -> int:
     if not torch.cuda.is_available():
         print("bench_model.py: there is no CUDA device", file=sys.stderr)
         return 1
-    steps = _open(options.model_dir, max(_MIN_ROWS, *(num_decode for num_decode, _ in options.steps)))
+    steps = _open(options.model_dir, *room_for([*options.steps, *options.kernels]))
     results: dict[str, Any] = {"times": [], "kernels": {}}
-    for num_decode, chunk_lens in options.steps:
-        result = steps.time(num_decode, options.context, chunk_lens)
+    for step in options.steps:
+        result = steps.time(step.num_decode, options.context, step.chunk_lens)
         results["times"].append(asdict(result))
-        print(
-            f"{_name(num_decode, chunk_lens):>8}  room for {result.num_tokens:4} tokens  {result.ms:7.3f} ms",
-            flush=True,
-        )
-    for num_decode, chunk_lens in options.kernels:
-        shares = steps.kernels(num_decode, options.context, chunk_lens)
-        results["kernels"][_name(num_decode, chunk_lens)] = [asdict(share) for share in shares]
-        print(f"{_name(num_decode, chunk_lens)}: launches in a step, µs to the next kernel's start, own µs")
+        print(f"{step!s:>8}  room for {result.num_tokens:4} tokens  {result.ms:7.3f} ms", flush=True)
+    for step in options.kernels:
+        shares = steps.kernels(step.num_decode, options.context, step.chunk_lens)
+        results["kernels"][str(step)] = [asdict(share) for share in shares]
+        print(f"{step}: launches in a step, µs to the next kernel's start, own µs")
         for share in shares[:_SHOWN_KERNELS]:
             print(
                 f"  {share.count:6.1f} {share.until_next_us:8.2f} {share.duration_us:8.2f}  {share.name[:_NAME_WIDTH]}"
@@ -73,20 +92,39 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.steps = options.decodes + options.mixed
     if not options.steps + options.kernels:
         parser.error("nothing to time: give --decodes, --mixed or --kernels")
+    if not 1 <= options.context <= _MAX_LEN:
+        parser.error(f"--context must be from 1 to {_MAX_LEN}")
+    for flag in ("decodes", "mixed", "kernels"):
+        for step in getattr(options, flag):
+            if problem := _problem(step):
+                parser.error(f"--{flag} {step}: {problem}")
     return options
 
 
-def _steps(text: str) -> list[tuple[int, list[int]]]:
+def _steps(text: str) -> list[Step]:
     """Read "1,3+100+50": steps, each its decode rows and the lengths of its prompts."""
-    steps = [[int(number) for number in step.split("+")] for step in text.split(",")]
-    return [(num_decode, chunk_lens) for num_decode, *chunk_lens in steps]
+    numbers = [[int(number) for number in step.split("+")] for step in text.split(",")]
+    return [Step(num_decode, chunk_lens) for num_decode, *chunk_lens in numbers]
 
 
-def _name(num_decode: int, chunk_lens: Sequence[int]) -> str:
-    return "+".join(map(str, (num_decode, *chunk_lens)))
+def _problem(step: Step) -> str | None:
+    """Say why a step cannot be timed; None if it can."""
+    if not 1 <= step.num_tokens <= _NUM_SLOTS:
+        return f"a step has from 1 to {_NUM_SLOTS} tokens"
+    if not all(1 <= chunk_len <= _MAX_LEN for chunk_len in step.chunk_lens):
+        return f"a prompt has from 1 to {_MAX_LEN} tokens"
+    return None
 
 
-def _open(model_dir: Path, num_rows: int) -> ModelSteps:
+def room_for(steps: Sequence[Step]) -> tuple[int, int]:
+    """Tell how many rows, and tokens in a step, an engine needs for all of these."""
+    return (
+        max(_LEAST_ROWS, *(step.num_rows for step in steps)),
+        max(_LEAST_TOKENS, *(step.num_tokens for step in steps)),
+    )
+
+
+def _open(model_dir: Path, num_rows: int, max_tokens: int) -> ModelSteps:
     device = torch.device("cuda")
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch gives it no types
     torch.cuda.set_stream(stream)
@@ -95,7 +133,7 @@ def _open(model_dir: Path, num_rows: int) -> ModelSteps:
         config,
         SingleRank(),
         num_rows=num_rows,
-        max_tokens=_MAX_TOKENS,
+        max_tokens=max_tokens,
         max_req_total_len=_MAX_LEN,
         vocab_size=config.vocab_size,
         dtype=torch.bfloat16,

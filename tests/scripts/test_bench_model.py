@@ -1,11 +1,13 @@
 """Steps of the model by themselves, as far as a machine without a GPU can time them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import bench_model
 import pytest
 import torch
-from engine_bench.model_steps import ModelSteps, kernel_shares
+from bench_model import Step
+from engine_bench.model_steps import KernelShare, ModelSteps, kernel_shares
 
 from tests.model_worker.references import make_reference
 from tests.model_worker.tiny_cuda import PlainCapturer, make_blueprint
@@ -38,7 +40,44 @@ def test_times_to_the_next_start_add_up_to_the_span() -> None:
 
 
 def test_steps_are_read_from_the_command_line() -> None:
-    assert bench_model._steps("1,3+100+50") == [(1, []), (3, [100, 50])]
+    assert bench_model._steps("1,3+100+50") == [Step(1, []), Step(3, [100, 50])]
+
+
+def test_there_is_room_for_every_step_that_is_timed_or_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoSteps:
+        def kernels(self, num_decode: int, context: int, chunk_lens: Sequence[int]) -> list[KernelShare]:
+            return []
+
+    room: list[int] = []
+
+    def open_steps(model_dir: Path, num_rows: int, max_tokens: int) -> NoSteps:
+        room.extend((num_rows, max_tokens))
+        return NoSteps()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(bench_model, "_open", open_steps)
+    assert bench_model.main(["--model_dir", "some", "--kernels", "4,300+100+8192"]) == 0
+    assert room == [302, 8592]
+    assert bench_model.room_for([Step(4)]) == (256, 8192)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "nothing to time"),
+        (["--decodes", "1", "--context", "8193"], "--context must be from 1 to 8192"),
+        (["--mixed", "1+5,1+8193"], "--mixed 1+8193: a prompt has from 1 to 8192 tokens"),
+        (["--kernels", "1+0"], "--kernels 1+0: a prompt"),
+        (["--decodes", "200001"], "--decodes 200001: a step has from 1 to 200000 tokens"),
+        (["--kernels", "0"], "--kernels 0: a step"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_its_flag(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench_model.main(["--model_dir", "some", *flags])
+    assert message in capsys.readouterr().err
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
