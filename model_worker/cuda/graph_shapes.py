@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain
 
 from lightserve.kernels.prefill_attention import gather_len_for
-from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, Sampling, TailShape
+from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, SampleShape, Sampling
 from lightserve.model_worker.forward_batch import HostBatch
 
 _MIXED_TOKENS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
@@ -37,7 +37,7 @@ class GraphShapes:
         max_tokens: Most tokens of one batch.
 
     Attributes:
-        most_rows: Rows of the largest tail shape.
+        most_rows: Rows of the largest sample shape.
         most_tokens: No forward shape, captured or not, has more tokens.
         largest_forward: No forward shape, captured or not, has more of anything.
     """
@@ -52,9 +52,9 @@ class GraphShapes:
         )
 
     @property
-    def all(self) -> Iterable[ForwardShape | TailShape]:
+    def all(self) -> Iterable[ForwardShape | SampleShape]:
         """All shapes, the largest of each kind first, so that the smaller ones find their memory allocated."""
-        return chain(self._forward, self._tail)
+        return chain(self._forward, self._sample)
 
     @property
     def _forward(self) -> Iterable[ForwardShape]:
@@ -73,21 +73,21 @@ class GraphShapes:
         return ForwardShape(num_tokens, capacity, CHUNKS_PER_LAUNCH)
 
     @property
-    def largest(self) -> list[ForwardShape | TailShape]:
+    def largest(self) -> list[ForwardShape | SampleShape]:
         """The shapes that between them take the most memory."""
         mixed = [self._mixed(self._tokens[-1], self._tokens[-1])] if self._tokens else []
-        tails = [TailShape(self.most_rows, sampling) for sampling in Sampling]
-        return [self._decode(self.most_rows), *mixed, *tails]
+        sample = [SampleShape(self.most_rows, sampling) for sampling in Sampling]
+        return [self._decode(self.most_rows), *mixed, *sample]
 
     @property
-    def to_compile(self) -> Iterable[ForwardShape | TailShape]:
+    def to_compile(self) -> Iterable[ForwardShape | SampleShape]:
         """Few shapes that between them need every kernel of any batch, those first that take long to compile."""
         rows = [size for size in self._rows if size <= _FEW_ROWS or size in (*_DECODE_CAPACITIES, self.most_rows)]
         decode = [self._decode(size) for size in rows]
         mixed = [self._mixed(size, room) for size in self._tokens[-1:] for room in (size, _FEW_DECODES)]
         gathering = [replace(shape, gather_lens=(1024,)) for shape in mixed]
-        tails = [TailShape(size, sampling) for sampling in reversed(Sampling) for size in rows]
-        return [*tails, *decode, *mixed, *gathering]
+        sample = [SampleShape(size, sampling) for sampling in reversed(Sampling) for size in rows]
+        return [*sample, *decode, *mixed, *gathering]
 
     @property
     def count(self) -> int:
@@ -95,8 +95,8 @@ class GraphShapes:
         return len(list(self.all))
 
     @property
-    def _tail(self) -> Iterable[TailShape]:
-        return (TailShape(rows, sampling) for rows in reversed(self._rows) for sampling in reversed(Sampling))
+    def _sample(self) -> Iterable[SampleShape]:
+        return (SampleShape(rows, sampling) for rows in reversed(self._rows) for sampling in reversed(Sampling))
 
     def forward_of(self, batch: HostBatch) -> ForwardShape | None:
         """Choose the smallest captured shape that a batch fits; None if there is none."""
@@ -108,9 +108,9 @@ class GraphShapes:
             return None
         return self._mixed(size, batch.num_decode)
 
-    def tail_of(self, num_sampled: int, sampling: Sampling) -> TailShape:
+    def sample_of(self, num_sampled: int, sampling: Sampling) -> SampleShape:
         """Choose the smallest captured shape that so many rows fit; they are at most ``num_rows``."""
-        return TailShape(self._rows[bisect_left(self._rows, num_sampled)], sampling)
+        return SampleShape(self._rows[bisect_left(self._rows, num_sampled)], sampling)
 
 
 def eager_shape(batch: HostBatch) -> ForwardShape:

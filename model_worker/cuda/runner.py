@@ -8,7 +8,7 @@ from lightserve.ipc.messages import NewReq, StepResult, pack_int32
 from lightserve.model_worker.cuda.graph import Capturer, Graph
 from lightserve.model_worker.cuda.graph_shapes import GraphShapes, eager_shape
 from lightserve.model_worker.cuda.step import CudaStep
-from lightserve.model_worker.cuda.step_inputs import ForwardShape, Sampling, StepInputs, TailShape
+from lightserve.model_worker.cuda.step_inputs import ForwardShape, SampleShape, Sampling, StepInputs
 from lightserve.model_worker.cuda.step_memory import StepMemory
 from lightserve.model_worker.forward_batch import HostBatch
 from lightserve.model_worker.req_rows import ReqRows
@@ -48,7 +48,7 @@ class CudaRunner:
             StepMemory(inputs.num_words, inputs.most_sampled, rows.next_token.device) for _ in range(_STEPS_IN_FLIGHT)
         ]
         self._next_memory = 0
-        self._graphs: dict[ForwardShape | TailShape, Graph] = {}
+        self._graphs: dict[ForwardShape | SampleShape, Graph] = {}
         if capturer is not None:
             self._graphs = {shape: self.capture(shape, capturer) for shape in shapes.all}
 
@@ -66,12 +66,12 @@ class CudaRunner:
         forward_shape = self._shapes.forward_of(batch) if self._graphs else None
         forward_shape = forward_shape or eager_shape(batch)
         num_sampled = len(batch.sampled_rows)
-        tail_shape = self._shapes.tail_of(num_sampled, self._sampling(batch)) if num_sampled else None
-        self._send(memory, batch, forward_shape, tail_shape)
+        sample_shape = self._shapes.sample_of(num_sampled, self._sampling(batch)) if num_sampled else None
+        self._send(memory, batch, forward_shape, sample_shape)
         self._launch(forward_shape)
-        if tail_shape is not None:
-            self._launch(tail_shape)
-            memory.fetch(self._step.results(tail_shape))
+        if sample_shape is not None:
+            self._launch(sample_shape)
+            memory.fetch(self._step.results(sample_shape))
         memory.mark()
         return CudaOutput(step_id, num_sampled, memory)
 
@@ -81,37 +81,37 @@ class CudaRunner:
         return Sampling.GREEDY if self._params.is_greedy[batch.sampled_rows].all() else Sampling.DRAW
 
     def _send(
-        self, memory: StepMemory, batch: HostBatch, forward_shape: ForwardShape, tail_shape: TailShape | None
+        self, memory: StepMemory, batch: HostBatch, forward_shape: ForwardShape, sample_shape: SampleShape | None
     ) -> None:
         inputs = self._inputs
         end = inputs.stage_forward(memory.words, batch, forward_shape)
         start = inputs.base
-        if tail_shape is not None:
-            start = inputs.stage_tail(memory.words, batch, tail_shape, self._params, self._rows)
+        if sample_shape is not None:
+            start = inputs.stage_sampling(memory.words, batch, sample_shape, self._params, self._rows)
         inputs.copy(memory.pinned_words, start, end)
 
-    def launch_empty(self, shape: ForwardShape | TailShape) -> None:
+    def launch_empty(self, shape: ForwardShape | SampleShape) -> None:
         """Launch a shape's work, kernel by kernel, on words that are all zero: on empty requests."""
         self._inputs.clear()
         self._launch_kernels(shape)
 
-    def capture(self, shape: ForwardShape | TailShape, capturer: Capturer) -> Graph:
+    def capture(self, shape: ForwardShape | SampleShape, capturer: Capturer) -> Graph:
         """Capture a shape's work."""
         self._inputs.clear()
         return capturer.capture(partial(self._launch_kernels, shape))
 
-    def _launch(self, shape: ForwardShape | TailShape) -> None:
+    def _launch(self, shape: ForwardShape | SampleShape) -> None:
         graph = self._graphs.get(shape)
         if graph is not None:
             graph.replay()
         else:
             self._launch_kernels(shape)
 
-    def _launch_kernels(self, shape: ForwardShape | TailShape) -> None:
+    def _launch_kernels(self, shape: ForwardShape | SampleShape) -> None:
         if isinstance(shape, ForwardShape):
             self._step.forward(shape)
         else:
-            self._step.tail(shape)
+            self._step.sample(shape)
 
 
 @dataclass(frozen=True, slots=True)

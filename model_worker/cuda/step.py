@@ -15,11 +15,11 @@ from lightserve.kernels.sampling import sample
 from lightserve.model_worker.cuda.backend import CudaBackend
 from lightserve.model_worker.cuda.step_inputs import (
     ForwardShape,
+    SampleShape,
     Sampling,
     StepInputs,
-    TailShape,
     forward_sections,
-    tail_sections,
+    sample_sections,
 )
 from lightserve.model_worker.kv_cache import KVCache
 from lightserve.model_worker.models.llama import LlamaModel
@@ -66,7 +66,7 @@ class CudaStep:
         self.token_counts = TokenCounts(rows.num_rows, vocab_size, device)
 
     def forward(self, shape: ForwardShape) -> None:
-        """Run the model on the batch in the device's words; keep the hidden states for the tail."""
+        """Run the model on the batch in the device's words; keep the hidden states for sampling."""
         words, sections, rows = self._inputs.forward(shape), forward_sections(shape), self._rows
         token_ids = place_tokens(
             words[sections.given_ids],
@@ -79,9 +79,9 @@ class CudaStep:
         self._model.backend.begin(words, shape, rows.req_to_slots)
         self._model.forward(token_ids, self.kv_cache, out=self._hidden[: shape.num_tokens])
 
-    def tail(self, shape: TailShape) -> None:
+    def sample(self, shape: SampleShape) -> None:
         """Sample the rows in the device's words; keep the ids for the next step and for the host."""
-        words, sections = self._inputs.tail(shape), tail_sections(shape, self._inputs.forbidden_width)
+        words, sections = self._inputs.sample(shape), sample_sections(shape, self._inputs.forbidden_width)
         logits = self._model.logits(embedding(words[sections.sampled_tokens], self._hidden))  # a gather of rows
         req_rows = words[sections.sampled_rows]
         if shape.sampling is Sampling.GREEDY:
@@ -108,8 +108,8 @@ class CudaStep:
             token_counts=self.token_counts.counts if shape.sampling is Sampling.ADJUST else None,
         )
 
-    def _adjusted(self, logits: torch.Tensor, words: torch.Tensor, shape: TailShape) -> torch.Tensor:
-        sections = tail_sections(shape, self._inputs.forbidden_width)
+    def _adjusted(self, logits: torch.Tensor, words: torch.Tensor, shape: SampleShape) -> torch.Tensor:
+        sections = sample_sections(shape, self._inputs.forbidden_width)
         scores = penalties(
             logits[:, : self._vocab_size],
             self.token_counts.counts,
@@ -121,6 +121,6 @@ class CudaStep:
         forbid(scores, words[sections.forbidden_ids].view(-1, self._inputs.forbidden_width))
         return scores
 
-    def results(self, shape: TailShape) -> torch.Tensor:
-        """Give what the tail leaves for the host: [2, num_sampled] int32, ids and the bits of logprobs."""
+    def results(self, shape: SampleShape) -> torch.Tensor:
+        """Give what sampling leaves for the host: [2, num_sampled] int32, ids and the bits of logprobs."""
         return self._results[: 2 * shape.num_sampled].view(2, -1)

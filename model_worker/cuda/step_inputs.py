@@ -2,7 +2,7 @@
 
 The words of the buffer are int32. A step fills one stretch of it:
 
-    [base - tail words, base)     what sampling reads; its place depends on the tail's shape alone
+    [base - sample words, base)   what sampling reads; its place depends on the sample shape alone
     [base, base + forward words)  what the model reads; its place depends on the forward shape alone
 
 so that a graph captured for a shape finds its inputs at the same addresses in every step, whatever goes with it. Every
@@ -58,7 +58,7 @@ class ForwardShape:
 
 
 @dataclass(frozen=True, slots=True)
-class TailShape:
+class SampleShape:
     """How many rows are sampled, and how."""
 
     num_sampled: int
@@ -98,8 +98,8 @@ class ForwardSections:
 
 
 @dataclass(frozen=True, slots=True)
-class TailSections:
-    """Where sampling's inputs lie, relative to the tail's start. Sections that its kind does not need are empty.
+class SampleSections:
+    """Where sampling's inputs lie, relative to their start. Sections that its kind does not need are empty.
 
     Attributes:
         sampled_tokens: [num_sampled], index in the batch.
@@ -144,12 +144,14 @@ def forward_sections(shape: ForwardShape) -> ForwardSections:
 
 
 @functools.lru_cache(maxsize=1024)
-def tail_sections(shape: TailShape, forbidden_width: int) -> TailSections:
+def sample_sections(shape: SampleShape, forbidden_width: int) -> SampleSections:
     """Lay out sampling's inputs."""
     n = shape.num_sampled
     drawn = 0 if shape.sampling is Sampling.GREEDY else n
     adjusted = n if shape.sampling is Sampling.ADJUST else 0
-    return TailSections(*_lay_out([n] * 2 + [drawn] * 5 + [2 * drawn] + [adjusted] * 3 + [adjusted * forbidden_width]))
+    return SampleSections(
+        *_lay_out([n] * 2 + [drawn] * 5 + [2 * drawn] + [adjusted] * 3 + [adjusted * forbidden_width])
+    )
 
 
 def _lay_out(lengths: list[int]) -> list[slice]:
@@ -167,7 +169,7 @@ class StepInputs:
     Args:
         num_rows: Most running requests; also the number of the padding row.
         largest_forward: No forward shape takes more words.
-        most_sampled: No tail shape has more rows.
+        most_sampled: No sample shape has more rows.
         num_eos_ids: End-of-sequence ids of the model.
         padding_slot: Where padding tokens write.
         device: Of the copy.
@@ -175,7 +177,7 @@ class StepInputs:
     Attributes:
         base: Where the model's inputs begin and sampling's end.
         num_words: Words of the buffer.
-        most_sampled: No tail shape has more rows.
+        most_sampled: No sample shape has more rows.
         forbidden_width: Most ids that a row can be forbidden.
     """
 
@@ -193,7 +195,7 @@ class StepInputs:
         self._num_rows = num_rows
         self._padding_slot = padding_slot
         self.most_sampled = most_sampled
-        self.base = tail_sections(TailShape(most_sampled, Sampling.ADJUST), self.forbidden_width).num_words
+        self.base = sample_sections(SampleShape(most_sampled, Sampling.ADJUST), self.forbidden_width).num_words
         self.num_words = self.base + forward_sections(largest_forward).num_words
         self._device_words = torch.zeros(self.num_words, dtype=torch.int32, device=device)
 
@@ -201,9 +203,9 @@ class StepInputs:
         """Give the device's words of a forward shape, for ``forward_sections``."""
         return self._device_words[self.base : self.base + forward_sections(shape).num_words]
 
-    def tail(self, shape: TailShape) -> torch.Tensor:
-        """Give the device's words of a tail shape, for ``tail_sections``."""
-        return self._device_words[self.base - tail_sections(shape, self.forbidden_width).num_words : self.base]
+    def sample(self, shape: SampleShape) -> torch.Tensor:
+        """Give the device's words of a sample shape, for ``sample_sections``."""
+        return self._device_words[self.base - sample_sections(shape, self.forbidden_width).num_words : self.base]
 
     def stage_forward(self, words: Words, batch: HostBatch, shape: ForwardShape) -> int:
         """Write a batch into the host's words, padded to ``shape``.
@@ -250,20 +252,22 @@ class StepInputs:
         chunks.fill(words[sections.chunk_lens], batch.seq_lens[batch.num_decode :], padding=0)
         bounds.fill(words[sections.chunk_bounds], batch.cu_seqlens[batch.num_decode :], padding=batch.num_tokens)
 
-    def stage_tail(self, words: Words, batch: HostBatch, shape: TailShape, params: SamplingRows, rows: ReqRows) -> int:
+    def stage_sampling(
+        self, words: Words, batch: HostBatch, shape: SampleShape, params: SamplingRows, rows: ReqRows
+    ) -> int:
         """Write what sampling reads into the host's words, padded to ``shape``.
 
         Args:
             words: [num_words] int32, pinned.
             batch: Of this step.
-            shape: Of its tail.
+            shape: Of its sampling.
             params: Sampling parameters of every row.
             rows: For prompt lengths.
 
         Returns:
             Where the words to copy begin.
         """
-        sections = tail_sections(shape, self.forbidden_width)
+        sections = sample_sections(shape, self.forbidden_width)
         start = self.base - sections.num_words
         words = words[start : self.base]
         sampled_rows = batch.sampled_rows

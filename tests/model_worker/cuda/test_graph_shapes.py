@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightserve.model_worker.cuda.graph_shapes import GraphShapes, eager_shape, row_sizes
-from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, Sampling, TailShape
+from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, SampleShape, Sampling
 from lightserve.model_worker.forward_batch import HostBatch
 
 NUM_ROWS, MAX_TOKENS = 1000, 4096
@@ -39,8 +39,8 @@ def test_every_batch_finds_room(batch: HostBatch) -> None:
 
 
 @given(st.integers(1, NUM_ROWS), st.sampled_from(Sampling))
-def test_any_number_of_rows_has_a_captured_tail_that_is_not_much_larger(num_rows: int, sampling: Sampling) -> None:
-    shape = GraphShapes(NUM_ROWS, MAX_TOKENS).tail_of(num_rows, sampling)
+def test_any_number_of_rows_has_a_captured_shape_that_is_not_much_larger(num_rows: int, sampling: Sampling) -> None:
+    shape = GraphShapes(NUM_ROWS, MAX_TOKENS).sample_of(num_rows, sampling)
     assert num_rows <= shape.num_sampled < 2 * num_rows or num_rows == 1
     assert shape.num_sampled - num_rows < 64
 
@@ -59,4 +59,4 @@ def test_the_largest_shapes_are_captured_first_of_their_kind() -> None:
     assert len(captured) == len(set(captured)) == shapes.count
     assert set(shapes.largest) <= set(captured)
     assert captured[0] == shapes.largest[0]
-    assert TailShape(1024, Sampling.GREEDY) in captured
+    assert SampleShape(1024, Sampling.GREEDY) in captured

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from lightserve.ipc.messages import NewReq, pack_int32
 from lightserve.model_worker.cuda.step_inputs import (
     ForwardShape,
+    SampleShape,
     Sampling,
     StepInputs,
-    TailShape,
     forward_sections,
-    tail_sections,
+    sample_sections,
 )
 from lightserve.model_worker.forward_batch import HostBatch
 from lightserve.model_worker.req_rows import ReqRows
@@ -69,11 +69,11 @@ def test_sampling_finds_each_rows_parameters_and_ids_that_may_not_end_it_yet() -
     for row, sampling in {4: drawn, 1: short, 2: SamplingParams(9, temperature=0.0)}.items():
         rows.enter(req := NewReq(row, pack_int32(range(2)), 2, b"", sampling))
         params.enter(req)
-    shape = TailShape(4, Sampling.ADJUST)
+    shape = SampleShape(4, Sampling.ADJUST)
     pinned = torch.full((inputs.num_words,), -7, dtype=torch.int32)
-    start = inputs.stage_tail(pinned.numpy(), BATCH, shape, params, rows)
+    start = inputs.stage_sampling(pinned.numpy(), BATCH, shape, params, rows)
     inputs.copy(pinned, start, inputs.base)
-    words, sections = inputs.tail(shape), tail_sections(shape, inputs.forbidden_width)
+    words, sections = inputs.sample(shape), sample_sections(shape, inputs.forbidden_width)
     assert words[sections.sampled_tokens].tolist() == [0, 1, 6, 0]
     assert words[sections.sampled_rows].tolist() == [4, 1, 2, NUM_ROWS]
     assert words[sections.sampled_positions].tolist() == [8, 6, 2, 0]
@@ -90,10 +90,10 @@ def test_sampling_finds_each_rows_parameters_and_ids_that_may_not_end_it_yet() -
 @given(st.integers(1, 2000), st.integers(0, 1100), st.integers(0, 8), st.sampled_from(Sampling))
 def test_sections_are_aligned_and_do_not_meet(tokens: int, decode: int, launches: int, sampling: Sampling) -> None:
     forward = forward_sections(ForwardShape(tokens, decode, 64 * launches))
-    tail = tail_sections(TailShape(tokens, sampling), 68)
-    for sections in (forward, tail):
+    sample = sample_sections(SampleShape(tokens, sampling), 68)
+    for sections in (forward, sample):
         slices = [getattr(sections, name) for name in sections.__dataclass_fields__]
         assert all(section.start % 4 == 0 for section in slices)
         assert all(before.stop <= after.start for before, after in pairwise(slices))
         assert slices[-1].stop <= sections.num_words
-    assert tail.num_words % 4 == 0
+    assert sample.num_words % 4 == 0
