@@ -55,7 +55,7 @@ class PoolSize:
 
 
 def size_pool(
-    requested: int | None, *, free_bytes: int, default_bytes: int, bytes_per_slot: int, most_useful: int
+    requested: int | None, *, free_bytes: int, default_bytes: int, bytes_per_slot: int, max_useful: int
 ) -> PoolSize:
     """Decide how many slots the pool gets.
 
@@ -64,23 +64,25 @@ def size_pool(
         free_bytes: Memory that the pool may take on this rank at most.
         default_bytes: Memory that it takes when no number is asked for; at most ``free_bytes``.
         bytes_per_slot: From ``slot_bytes``.
-        most_useful: Slots that all the requests together could ever fill.
+        max_useful: Slots that all the requests together could ever fill.
 
     Raises:
         ConfigError: The number asked for does not fit (names the one that does), or nothing fits.
     """
     # One slot more is kept for padding.
-    most = free_bytes // bytes_per_slot - 1
+    max_slots = free_bytes // bytes_per_slot - 1
     arithmetic = f"{_gib(free_bytes)} free / {bytes_per_slot:,} bytes per token"
     if requested is not None:
-        if requested > most:
-            raise ConfigError(f"--max_total_token_num {requested} does not fit: at most {max(most, 0)} ({arithmetic})")
+        if requested > max_slots:
+            raise ConfigError(
+                f"--max_total_token_num {requested} does not fit: at most {max(max_slots, 0)} ({arithmetic})"
+            )
         return PoolSize(requested, f"as asked for; {_gib(requested * bytes_per_slot)} of {_gib(free_bytes)} free")
     by_default = default_bytes // bytes_per_slot - 1
     if by_default < 1:
         raise ConfigError(f"no memory is left for the KV cache ({arithmetic})")
-    if by_default > most_useful:
-        return PoolSize(most_useful, "running_max_req_size × max_req_total_len, the most that can ever be filled")
+    if by_default > max_useful:
+        return PoolSize(max_useful, "running_max_req_size × max_req_total_len, the most that can ever be filled")
     return PoolSize(
         by_default, f"{_gib(default_bytes)} of {_gib(free_bytes)} free / {bytes_per_slot:,} bytes per token"
     )

@@ -109,5 +109,5 @@ def _size_pool(boot: Boot, bytes_per_slot: int) -> PoolSize:
         free_bytes=int(free_bytes * _MAX_FRAC),
         default_bytes=int(min(free_bytes * _DEFAULT_FRAC, _DEFAULT_MAX_BYTES // boot.config.tp)),
         bytes_per_slot=bytes_per_slot,
-        most_useful=num_rows * boot.max_req_total_len,
+        max_useful=num_rows * boot.max_req_total_len,
     )

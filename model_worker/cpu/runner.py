@@ -9,7 +9,7 @@ import torch
 
 from lightserve.ipc.messages import NewReq, StepResult, pack_float32, pack_int32
 from lightserve.model_worker.cpu.backend import CpuBackend
-from lightserve.model_worker.cpu.memory import MOST_SAMPLED_AT_ONCE, is_out_of_memory
+from lightserve.model_worker.cpu.memory import MAX_SAMPLED_AT_ONCE, is_out_of_memory
 from lightserve.model_worker.cpu.sampler import Sampler
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.forward_batch import ForwardBatch, HostBatch
@@ -71,7 +71,7 @@ class CpuRunner:
         return Sampled(step_id, *self._run(batch))
 
     def _run(self, host: HostBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        if len(host.sampled_rows) > MOST_SAMPLED_AT_ONCE:
+        if len(host.sampled_rows) > MAX_SAMPLED_AT_ONCE:
             return self._run_in_halves(host)
         try:
             return self._run_whole(host)

@@ -74,7 +74,7 @@ class CudaBlueprint:
         inputs = StepInputs(
             self.num_rows,
             largest_forward=shapes.largest_forward,
-            most_sampled=shapes.most_rows,
+            max_sampled=shapes.max_padded_rows,
             num_eos_ids=len(config.eos_token_ids),
             padding_slot=kv_cache.padding_slot,
             device=self.device,
@@ -84,7 +84,7 @@ class CudaBlueprint:
             kv_cache,
             rows,
             inputs,
-            max_tokens=shapes.most_tokens,
+            max_padded_tokens=shapes.max_padded_tokens,
             vocab_size=self.vocab_size,
             dtype=self.dtype,
         )

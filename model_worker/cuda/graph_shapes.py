@@ -37,18 +37,20 @@ class GraphShapes:
         max_tokens: Most tokens of one batch.
 
     Attributes:
-        most_rows: Rows of the largest sample shape.
-        most_tokens: No forward shape, captured or not, has more tokens.
+        max_padded_rows: Rows of the largest sample shape, and of the largest of decode rows alone.
+        max_padded_tokens: No forward shape, captured or not, has more tokens.
         largest_forward: No forward shape, captured or not, has more of anything.
     """
 
     def __init__(self, num_rows: int, max_tokens: int) -> None:
         self._rows = row_sizes(num_rows)
         self._tokens = [size for size in _MIXED_TOKENS if size <= max_tokens]
-        self.most_rows = self._rows[-1]
-        self.most_tokens = max(max_tokens, self.most_rows)
+        self.max_padded_rows = self._rows[-1]
+        self.max_padded_tokens = max(max_tokens, self.max_padded_rows)
         self.largest_forward = ForwardShape(
-            self.most_tokens, _decode_capacity(self.most_rows), -(-num_rows // CHUNKS_PER_LAUNCH) * CHUNKS_PER_LAUNCH
+            self.max_padded_tokens,
+            _decode_capacity(self.max_padded_rows),
+            -(-num_rows // CHUNKS_PER_LAUNCH) * CHUNKS_PER_LAUNCH,
         )
 
     @property
@@ -68,21 +70,21 @@ class GraphShapes:
 
     def _mixed(self, num_tokens: int, decode_room: int) -> ForwardShape:
         """Give a shape with room for no decode rows, for few, or, if few are not enough, for all there can be."""
-        most = min(num_tokens, self.most_rows) if decode_room else 0
-        capacity = _decode_capacity(most if decode_room > _FEW_DECODES else min(most, _FEW_DECODES))
+        max_decode = min(num_tokens, self.max_padded_rows) if decode_room else 0
+        capacity = _decode_capacity(max_decode if decode_room > _FEW_DECODES else min(max_decode, _FEW_DECODES))
         return ForwardShape(num_tokens, capacity, CHUNKS_PER_LAUNCH)
 
     @property
     def largest(self) -> list[ForwardShape | SampleShape]:
         """The shapes that between them take the most memory."""
         mixed = [self._mixed(self._tokens[-1], self._tokens[-1])] if self._tokens else []
-        sample = [SampleShape(self.most_rows, sampling) for sampling in Sampling]
-        return [self._decode(self.most_rows), *mixed, *sample]
+        sample = [SampleShape(self.max_padded_rows, sampling) for sampling in Sampling]
+        return [self._decode(self.max_padded_rows), *mixed, *sample]
 
     @property
     def to_compile(self) -> Iterable[ForwardShape | SampleShape]:
         """Few shapes that between them need every kernel of any batch, those first that take long to compile."""
-        rows = [size for size in self._rows if size <= _FEW_ROWS or size in (*_DECODE_CAPACITIES, self.most_rows)]
+        rows = [size for size in self._rows if size <= _FEW_ROWS or size in (*_DECODE_CAPACITIES, self.max_padded_rows)]
         decode = [self._decode(size) for size in rows]
         mixed = [self._mixed(size, room) for size in self._tokens[-1:] for room in (size, _FEW_DECODES)]
         gathering = [replace(shape, gather_lens=(1024,)) for shape in mixed]

@@ -109,6 +109,6 @@ def _size_pool(boot: Boot, blueprint: CudaBlueprint, ledger: MemoryLedger) -> Po
         free_bytes=ledger.free_bytes,
         default_bytes=ledger.free_bytes,
         bytes_per_slot=slot_bytes(model.num_layers, blueprint.model.num_kv_heads, model.head_dim, blueprint.dtype),
-        most_useful=boot.config.running_max_req_size * boot.max_req_total_len,
+        max_useful=boot.config.running_max_req_size * boot.max_req_total_len,
     )
     return PoolSize(pool.num_slots, f"{pool.note}; {ledger.describe()}")

@@ -45,7 +45,7 @@ class CudaRunner:
         self._params = params
         self._shapes = shapes
         self._memories = [
-            StepMemory(inputs.num_words, inputs.most_sampled, rows.next_token.device) for _ in range(_STEPS_IN_FLIGHT)
+            StepMemory(inputs.num_words, inputs.max_sampled, rows.next_token.device) for _ in range(_STEPS_IN_FLIGHT)
         ]
         self._next_memory = 0
         self._graphs: dict[ForwardShape | SampleShape, Graph] = {}

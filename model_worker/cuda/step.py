@@ -35,7 +35,7 @@ class CudaStep:
         kv_cache: This rank's.
         rows: State of the running requests.
         inputs: The device's words.
-        max_tokens: No forward shape has more tokens.
+        max_padded_tokens: No forward shape has more tokens.
         vocab_size: Ids from here on are never sampled.
         dtype: Of hidden states.
 
@@ -51,7 +51,7 @@ class CudaStep:
         rows: ReqRows,
         inputs: StepInputs,
         *,
-        max_tokens: int,
+        max_padded_tokens: int,
         vocab_size: int,
         dtype: torch.dtype,
     ) -> None:
@@ -61,8 +61,8 @@ class CudaStep:
         self._rows = rows
         self._inputs = inputs
         self._vocab_size = vocab_size
-        self._hidden = torch.zeros(max_tokens, model.hidden_size, dtype=dtype, device=device)
-        self._results = torch.zeros(2 * inputs.most_sampled, dtype=torch.int32, device=device)
+        self._hidden = torch.zeros(max_padded_tokens, model.hidden_size, dtype=dtype, device=device)
+        self._results = torch.zeros(2 * inputs.max_sampled, dtype=torch.int32, device=device)
         self.token_counts = TokenCounts(rows.num_rows, vocab_size, device)
 
     def forward(self, shape: ForwardShape) -> None:

@@ -169,7 +169,7 @@ class StepInputs:
     Args:
         num_rows: Most running requests; also the number of the padding row.
         largest_forward: No forward shape takes more words.
-        most_sampled: No sample shape has more rows.
+        max_sampled: No sample shape has more rows.
         num_eos_ids: End-of-sequence ids of the model.
         padding_slot: Where padding tokens write.
         device: Of the copy.
@@ -177,7 +177,7 @@ class StepInputs:
     Attributes:
         base: Where the model's inputs begin and sampling's end.
         num_words: Words of the buffer.
-        most_sampled: No sample shape has more rows.
+        max_sampled: No sample shape has more rows.
         forbidden_width: Most ids that a row can be forbidden.
     """
 
@@ -186,7 +186,7 @@ class StepInputs:
         num_rows: int,
         *,
         largest_forward: ForwardShape,
-        most_sampled: int,
+        max_sampled: int,
         num_eos_ids: int,
         padding_slot: int,
         device: torch.device,
@@ -194,8 +194,8 @@ class StepInputs:
         self.forbidden_width = _aligned(num_eos_ids + MAX_STOP_TOKEN_IDS)
         self._num_rows = num_rows
         self._padding_slot = padding_slot
-        self.most_sampled = most_sampled
-        self.base = sample_sections(SampleShape(most_sampled, Sampling.ADJUST), self.forbidden_width).num_words
+        self.max_sampled = max_sampled
+        self.base = sample_sections(SampleShape(max_sampled, Sampling.ADJUST), self.forbidden_width).num_words
         self.num_words = self.base + forward_sections(largest_forward).num_words
         self._device_words = torch.zeros(self.num_words, dtype=torch.int32, device=device)
 

@@ -11,7 +11,7 @@ class StepMemory:
 
     Args:
         num_words: Words that a step reads at most.
-        most_sampled: Rows that a step samples at most.
+        max_sampled: Rows that a step samples at most.
         device: The GPU; on a CPU there is nothing to wait for.
 
     Attributes:
@@ -19,11 +19,11 @@ class StepMemory:
         words: The same memory as NumPy sees it.
     """
 
-    def __init__(self, num_words: int, most_sampled: int, device: torch.device) -> None:
+    def __init__(self, num_words: int, max_sampled: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
         self.pinned_words = torch.zeros(num_words, dtype=torch.int32, pin_memory=on_gpu)
         self.words = self.pinned_words.numpy()
-        self._pinned_results = torch.zeros(2 * most_sampled, dtype=torch.int32, pin_memory=on_gpu)
+        self._pinned_results = torch.zeros(2 * max_sampled, dtype=torch.int32, pin_memory=on_gpu)
         self._results = self._pinned_results.numpy()
         self._num_results = 0
         self._done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]  # torch gives it no types

@@ -30,15 +30,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class CrampedModel(LlamaModel[CpuBackend]):
-    """A model that runs out of memory on batches of more than ``most`` tokens."""
+    """A model that runs out of memory on batches of more than ``max_tokens`` tokens."""
 
-    def __init__(self, model: CpuModel, most: int) -> None:
+    def __init__(self, model: CpuModel, max_tokens: int) -> None:
         self.__dict__.update(model.__dict__)
-        self.most = most
+        self.max_tokens = max_tokens
         self.num_failures = 0
 
     def forward(self, token_ids: torch.Tensor, kv_cache: KVCache, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        if len(token_ids) > self.most:
+        if len(token_ids) > self.max_tokens:
             self.num_failures += 1
             raise torch.OutOfMemoryError("no room")
         return super().forward(token_ids, kv_cache, out=out)
@@ -68,15 +68,15 @@ def test_slots_that_held_a_failed_request_serve_others(folder: Path) -> None:
     assert [req.output_ids for req in generate(engine, prompts, GREEDY, slots=slots)] == expected
 
 
-@pytest.mark.parametrize("most", [1, 3, 16])
+@pytest.mark.parametrize("max_tokens", [1, 3, 16])
 def test_a_step_without_memory_is_run_in_pieces_says_so_and_gives_the_same(
-    folder: Path, most: int, caplog: pytest.LogCaptureFixture
+    folder: Path, max_tokens: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts = random_prompts([12, 3, 25])
     sampling = [GREEDY, SamplingParams(8, temperature=1.0, seed=3, presence_penalty=0.5), GREEDY]
     expected = [req.output_ids for req in generate(open_engine(folder), prompts, sampling)]
     engine = open_engine(folder)
-    engine.runner.model = cramped = CrampedModel(engine.runner.model, most)
+    engine.runner.model = cramped = CrampedModel(engine.runner.model, max_tokens)
     assert [req.output_ids for req in generate(engine, prompts, sampling)] == expected
     said = [record.getMessage() for record in caplog.records]
     assert sum("out of memory" in line for line in said) == cramped.num_failures > 0
@@ -95,7 +95,7 @@ def test_a_step_that_samples_many_rows_is_run_in_pieces_and_gives_the_same(
     prompts = random_prompts([12, 3, 25, 6, 9])
     expected = greedy(open_engine(folder), prompts, 8)
     engine = open_engine(folder)
-    monkeypatch.setattr(runner, "MOST_SAMPLED_AT_ONCE", 2)
+    monkeypatch.setattr(runner, "MAX_SAMPLED_AT_ONCE", 2)
     engine.runner.model = recording = RecordingModel(engine.runner.model)
     assert greedy(engine, prompts, 8) == expected
     assert max(len(logits) for logits in recording.recorded) <= 2

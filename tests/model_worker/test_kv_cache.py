@@ -7,9 +7,9 @@ from lightserve.errors import ConfigError
 from lightserve.model_worker.kv_cache import GIB, KVCache, PoolSize, size_pool, slot_bytes
 
 
-def size(requested: int | None, most_useful: int = 1 << 30, default_bytes: int = GIB) -> PoolSize:
+def size(requested: int | None, max_useful: int = 1 << 30, default_bytes: int = GIB) -> PoolSize:
     return size_pool(
-        requested, free_bytes=2 * GIB, default_bytes=default_bytes, bytes_per_slot=1 << 20, most_useful=most_useful
+        requested, free_bytes=2 * GIB, default_bytes=default_bytes, bytes_per_slot=1 << 20, max_useful=max_useful
     )
 
 
@@ -24,7 +24,7 @@ def test_the_pool_fills_its_share_less_the_padding_slot() -> None:
 
 
 def test_the_pool_is_no_larger_than_requests_could_fill() -> None:
-    assert size(None, most_useful=100).num_slots == 100
+    assert size(None, max_useful=100).num_slots == 100
 
 
 def test_a_number_asked_for_may_take_all_that_is_free() -> None:

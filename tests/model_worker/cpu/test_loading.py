@@ -79,10 +79,10 @@ def test_the_pool_is_never_larger_than_all_requests_together(boot: Boot) -> None
 
 
 def test_a_pool_asked_for_is_given_when_it_fits_and_else_refused_with_the_number_that_does(boot: Boot) -> None:
-    most = int(room(boot) * 0.9) // SLOT_BYTES - 1
-    assert load_cpu_engine(with_slots(boot, most), 0).pool.num_slots == most
-    with pytest.raises(ConfigError, match=f"--max_total_token_num {most + 1} does not fit: at most {most} "):
-        load_cpu_engine(with_slots(boot, most + 1), 0)
+    max_slots = int(room(boot) * 0.9) // SLOT_BYTES - 1
+    assert load_cpu_engine(with_slots(boot, max_slots), 0).pool.num_slots == max_slots
+    with pytest.raises(ConfigError, match=f"--max_total_token_num {max_slots + 1} does not fit: at most {max_slots} "):
+        load_cpu_engine(with_slots(boot, max_slots + 1), 0)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def make_inputs() -> StepInputs:
     return StepInputs(
         NUM_ROWS,
         largest_forward=LARGEST,
-        most_sampled=8,
+        max_sampled=8,
         num_eos_ids=len(EOS),
         padding_slot=PADDING_SLOT,
         device=torch.device("cpu"),
