@@ -7,7 +7,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 import torch
 
 from lightserve.ipc.messages import NewReq, StepPlan, StepResult, unpack_int32
-from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.host_batch import HostBatch
 from lightserve.model_worker.req_rows import ReqRows
 
 

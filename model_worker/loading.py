@@ -10,7 +10,6 @@ from lightserve.boot import Boot
 from lightserve.model_config import DtypeName
 from lightserve.model_worker.engine import Engine, RunnerT
 from lightserve.model_worker.kv_cache import PoolSize
-from lightserve.model_worker.layers.backend import has_native_bfloat16
 from lightserve.tokenizer import Tokenizer
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -24,34 +23,9 @@ class LoadedEngine(Generic[RunnerT]):
     pool: PoolSize
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """Sizes of an engine's state.
-
-    Attributes:
-        num_slots: Slots of the KV cache.
-        num_rows: Most running requests.
-        max_req_total_len: Most tokens of one request.
-        vocab_size: Ids that have text.
-    """
-
-    num_slots: int
-    num_rows: int
-    max_req_total_len: int
-    vocab_size: int
-
-
-def resolve_dtype(asked: Literal["auto"] | DtypeName, checkpoint: DtypeName, device: torch.device) -> torch.dtype:
-    """Choose the number format of weights, activations and cache.
-
-    Unless the operator says otherwise it is the checkpoint's; on a CPU, bfloat16 only where the CPU multiplies it in
-    hardware, and float32 in place of float16, which hardly any does.
-    """
-    if asked != "auto":
-        return _DTYPES[asked]
-    if device.type == "cpu" and not (checkpoint == "bfloat16" and has_native_bfloat16()):
-        return torch.float32
-    return _DTYPES[checkpoint]
+def resolve_dtype(asked: Literal["auto"] | DtypeName, checkpoint: DtypeName) -> torch.dtype:
+    """Choose the number format of weights, activations and cache: the checkpoint's unless another is asked for."""
+    return _DTYPES[checkpoint if asked == "auto" else asked]
 
 
 def sampled_vocab_size(boot: Boot) -> int:

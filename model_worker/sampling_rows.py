@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from lightserve.ipc.messages import NewReq
 from lightserve.kernels.sampling import GREEDY_BELOW
-from lightserve.model_worker.forward_batch import HostBatch, Int32Array
+from lightserve.model_worker.host_batch import HostBatch, Int32Array
 from lightserve.model_worker.req_rows import ReqRows
 
 

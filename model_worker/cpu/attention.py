@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lightserve.model_worker.cpu.decode_attention import AttentionShape, DecodePlan, attend_decode, plan_decode
-from lightserve.model_worker.forward_batch import ForwardBatch
+from lightserve.model_worker.cpu.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,9 @@ import torch.nn.functional as F
 from lightserve.kernels.embedding import embedding_reference
 from lightserve.model_worker.cpu.attention import AttentionPlan, attend, plan_attention
 from lightserve.model_worker.cpu.decode_attention import AttentionShape
-from lightserve.model_worker.forward_batch import ForwardBatch
-from lightserve.model_worker.layers.linear import (
-    Linear,
-    LinearThenSilu,
-    NormLinear,
-    NormThenLinear,
-    PackedLinear,
-    PlainLinear,
-    can_pack,
-)
+from lightserve.model_worker.cpu.forward_batch import ForwardBatch
+from lightserve.model_worker.cpu.linear import LinearThenSilu, PackedLinear, PlainLinear, can_pack
+from lightserve.model_worker.layers.linear import Linear, NormLinear, NormThenLinear
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
 from lightserve.rope_config import RopeConfig
 
@@ -57,7 +50,7 @@ class CpuBackend:
 
     def norm_gated_linear(self, gain: torch.Tensor, weight: torch.Tensor) -> NormLinear:
         """Prepare the same for a weight of gate and up, and silu(gate) * up after it."""
-        return NormThenLinear(self, gain, LinearThenSilu(self.linear(weight), _silu_mul))
+        return NormThenLinear(self, gain, LinearThenSilu(self.linear(weight)))
 
     def head(self, weight: torch.Tensor) -> Linear:
         """Prepare the projection to logits."""
@@ -114,9 +107,3 @@ class CpuBackend:
         wide = x.float()
         swapped = wide.roll(x.shape[-1] // 2, dims=-1)
         return wide.mul_(self._cos).addcmul_(swapped, self._sin).to(x.dtype)
-
-
-def _silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Map [n, 2 * width], gate then up, to silu(gate) * up."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)

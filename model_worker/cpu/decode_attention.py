@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from lightserve.model_worker.forward_batch import ForwardBatch
+from lightserve.model_worker.cpu.forward_batch import ForwardBatch
 
 # A group costs about as much, in calls and small products, as 1,000 padded tokens (64 requests of 50 to 350 tokens).
 _PADDING_WORTH_A_GROUP = 1000

@@ -1,20 +1,21 @@
 """A CPU engine: ranks met, weights loaded and laid out, pool sized."""
 
 import os
+from dataclasses import dataclass
 
 import torch
 
 from lightserve.boot import Boot
 from lightserve.model_config import ModelConfig
 from lightserve.model_worker.cpu.backend import CpuBackend
+from lightserve.model_worker.cpu.dtype import resolve_cpu_dtype
 from lightserve.model_worker.cpu.memory import reserved_bytes
 from lightserve.model_worker.cpu.runner import CpuEngine, CpuModel, CpuRunner
 from lightserve.model_worker.cpu.sampler import Sampler
-from lightserve.model_worker.cpu.sampling_ops import CpuSamplingOps
 from lightserve.model_worker.engine import Engine
 from lightserve.model_worker.host import free_host_bytes, num_usable_cpus
 from lightserve.model_worker.kv_cache import GIB, KVCache, PoolSize, size_pool, slot_bytes
-from lightserve.model_worker.loading import EngineLimits, LoadedEngine, resolve_dtype, sampled_vocab_size
+from lightserve.model_worker.loading import LoadedEngine, sampled_vocab_size
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.tensor_parallel import Ranks, join_ranks
@@ -30,6 +31,23 @@ _MAX_FRAC = 0.9
 _CPU = torch.device("cpu")
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Sizes of an engine's state.
+
+    Attributes:
+        num_slots: Slots of the KV cache.
+        num_rows: Most running requests.
+        max_req_total_len: Most tokens of one request.
+        vocab_size: Ids that have text.
+    """
+
+    num_slots: int
+    num_rows: int
+    max_req_total_len: int
+    vocab_size: int
+
+
 def load_cpu_engine(boot: Boot, rank: int) -> LoadedEngine[CpuRunner]:
     """Load one rank.
 
@@ -38,7 +56,7 @@ def load_cpu_engine(boot: Boot, rank: int) -> LoadedEngine[CpuRunner]:
     """
     config = boot.config
     set_num_threads(config.tp)
-    dtype = resolve_dtype(config.dtype, boot.model.dtype, _CPU)
+    dtype = resolve_cpu_dtype(config.dtype, boot.model.dtype)
     vocab_size = sampled_vocab_size(boot)
     ranks = join_ranks(boot.run_dir, rank, config.tp, _CPU)
     model = load_cpu_model(boot.model, ranks, dtype=dtype, load_format=config.load_format)
@@ -79,8 +97,7 @@ def make_cpu_engine(config: ModelConfig, model: CpuModel, limits: EngineLimits, 
         device=_CPU,
     )
     rows = ReqRows(limits.num_rows, limits.max_req_total_len, _CPU)
-    vocab_size = min(config.vocab_size, limits.vocab_size)
-    sampler = Sampler(limits.num_rows, vocab_size, config.eos_token_ids, ops=CpuSamplingOps(), device=_CPU)
+    sampler = Sampler(limits.num_rows, min(config.vocab_size, limits.vocab_size), config.eos_token_ids)
     return Engine(rows, CpuRunner(model, kv_cache, rows, sampler))
 
 

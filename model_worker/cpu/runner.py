@@ -9,10 +9,11 @@ import torch
 
 from lightserve.ipc.messages import NewReq, StepResult, pack_float32, pack_int32
 from lightserve.model_worker.cpu.backend import CpuBackend
+from lightserve.model_worker.cpu.forward_batch import ForwardBatch
 from lightserve.model_worker.cpu.memory import MAX_SAMPLED_AT_ONCE, is_out_of_memory
 from lightserve.model_worker.cpu.sampler import Sampler
 from lightserve.model_worker.engine import Engine
-from lightserve.model_worker.forward_batch import ForwardBatch, HostBatch
+from lightserve.model_worker.host_batch import HostBatch
 from lightserve.model_worker.kv_cache import KVCache
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.model_worker.req_rows import ReqRows

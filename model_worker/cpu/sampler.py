@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 from lightserve.ipc.messages import NewReq
-from lightserve.kernels.penalties import count_sampled
-from lightserve.model_worker.cpu.sampling_ops import CpuSamplingOps
-from lightserve.model_worker.forward_batch import ForwardBatch, Int32Array
+from lightserve.kernels.penalties import count_sampled, forbid_reference
+from lightserve.model_worker.cpu.forward_batch import ForwardBatch
+from lightserve.model_worker.cpu.sampling_ops import greedy, penalties, sample
+from lightserve.model_worker.host_batch import Int32Array
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.model_worker.token_counts import TokenCounts
-from lightserve.model_worker.upload import upload
 
 
 class Sampler:
@@ -22,18 +22,12 @@ class Sampler:
         num_rows: Most running requests.
         vocab_size: Ids that have text; others are never sampled.
         eos_token_ids: The model's, forbidden until a request's ``min_new_tokens``.
-        ops: The device's implementation.
-        device: Where the logits are.
     """
 
-    def __init__(
-        self, num_rows: int, vocab_size: int, eos_token_ids: Sequence[int], *, ops: CpuSamplingOps, device: torch.device
-    ) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._vocab_size = vocab_size
-        self._ops = ops
-        self._device = device
         self._params = SamplingRows(num_rows, eos_token_ids)
-        self._token_counts = TokenCounts(num_rows, vocab_size, device)
+        self._token_counts = TokenCounts(num_rows, vocab_size, torch.device("cpu"))
 
     def enter(self, new_reqs: Sequence[NewReq]) -> None:
         """Take over the parameters of requests that enter the batch."""
@@ -56,14 +50,14 @@ class Sampler:
         params, sampled = self._params, batch.host.sampled_rows
         scores = self._scores(logits, batch, rows)
         if scores is None and params.is_greedy[sampled].all():
-            return self._ops.greedy(logits, vocab_size=self._vocab_size)
-        token_ids, logprobs = self._ops.sample(
+            return greedy(logits, vocab_size=self._vocab_size)
+        token_ids, logprobs = sample(
             logits,
-            upload(params.temperature[sampled], self._device),
-            upload(params.top_k[sampled], self._device),
-            upload(params.top_p[sampled], self._device),
-            upload(params.min_p[sampled], self._device),
-            upload(params.seeds[sampled], self._device),
+            torch.from_numpy(params.temperature[sampled]),
+            torch.from_numpy(params.top_k[sampled]),
+            torch.from_numpy(params.top_p[sampled]),
+            torch.from_numpy(params.min_p[sampled]),
+            torch.from_numpy(params.seeds[sampled]),
             batch.sampled_positions,
             vocab_size=self._vocab_size,
             scores=scores,
@@ -80,25 +74,24 @@ class Sampler:
         too_short = self._params.too_short(batch.host, rows)
         scores = logits[:, : self._vocab_size].to(torch.float32, copy=True)
         if len(penalised):
-            members = upload(penalised, self._device)
+            members = torch.from_numpy(penalised)
             scores[members] = self._penalise(scores[members], sampled[penalised])
         if too_short.any():
-            forbidden_ids = self._params.forbidden_ids(sampled, too_short)
-            self._ops.forbid(scores, upload(forbidden_ids, self._device))
+            forbid_reference(scores, torch.from_numpy(self._params.forbidden_ids(sampled, too_short)))
         return scores
 
     def _penalise(self, scores: torch.Tensor, req_rows: Int32Array) -> torch.Tensor:
-        return self._ops.penalties(
+        return penalties(
             scores,
             self._token_counts.counts,
-            upload(req_rows, self._device),
-            upload(self._params.repetition[req_rows], self._device),
-            upload(self._params.presence[req_rows], self._device),
-            upload(self._params.frequency[req_rows], self._device),
+            torch.from_numpy(req_rows),
+            torch.from_numpy(self._params.repetition[req_rows]),
+            torch.from_numpy(self._params.presence[req_rows]),
+            torch.from_numpy(self._params.frequency[req_rows]),
         )
 
     def _count(self, batch: ForwardBatch, token_ids: torch.Tensor) -> None:
         penalised = np.flatnonzero(self._params.has_penalties[batch.host.sampled_rows])
         if len(penalised):
-            members = upload(penalised, self._device)
+            members = torch.from_numpy(penalised)
             count_sampled(self._token_counts.counts, batch.sampled_rows[members], token_ids[members])

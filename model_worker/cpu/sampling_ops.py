@@ -1,10 +1,14 @@
-"""Sampling on a CPU: what ``kernels/sampling.py`` defines, in few passes over the vocabulary and without sorting it."""
+"""Sampling on a CPU, in few passes over the vocabulary and without sorting it.
+
+Functions take and give what those of the same names in ``kernels/greedy.py``, ``kernels/sampling.py`` and
+``kernels/penalties.py`` do.
+"""
 
 import math
 
 import torch
 
-from lightserve.kernels.penalties import forbid_reference, penalties_reference
+from lightserve.kernels.penalties import penalties_reference
 from lightserve.kernels.sampling import GREEDY_BELOW
 from lightserve.kernels.uniform import uniform_reference
 
@@ -13,53 +17,46 @@ from lightserve.kernels.uniform import uniform_reference
 _ROWS_AT_ONCE = 8
 
 
-class CpuSamplingOps:
-    """Operations on logits, as ``kernels/sampling.py`` and ``kernels/penalties.py`` define them."""
+def greedy(logits: torch.Tensor, *, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the greatest logit of each row."""
+    return _join([_greedy(raw) for raw in torch.split(logits[:, :vocab_size], _ROWS_AT_ONCE)])
 
-    def greedy(self, logits: torch.Tensor, *, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose the greatest logit of each row."""
-        return _join([_greedy(raw) for raw in torch.split(logits[:, :vocab_size], _ROWS_AT_ONCE)])
 
-    def sample(
-        self,
-        logits: torch.Tensor,
-        temperature: torch.Tensor,
-        top_k: torch.Tensor,
-        top_p: torch.Tensor,
-        min_p: torch.Tensor,
-        seeds: torch.Tensor,
-        positions: torch.Tensor,
-        *,
-        vocab_size: int,
-        scores: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw one id of each row."""
-        raw = logits[:, :vocab_size]
-        adjusted = raw if scores is None else scores[:, :vocab_size]
-        uniform = uniform_reference(seeds, positions)
-        per_row = (raw, adjusted, temperature, top_k, top_p, min_p, uniform)
-        blocks = zip(*(torch.split(values, _ROWS_AT_ONCE) for values in per_row), strict=True)
-        return _join([_sample(*block) for block in blocks])
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    vocab_size: int,
+    scores: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one id of each row."""
+    raw = logits[:, :vocab_size]
+    adjusted = raw if scores is None else scores[:, :vocab_size]
+    uniform = uniform_reference(seeds, positions)
+    per_row = (raw, adjusted, temperature, top_k, top_p, min_p, uniform)
+    blocks = zip(*(torch.split(values, _ROWS_AT_ONCE) for values in per_row), strict=True)
+    return _join([_sample(*block) for block in blocks])
 
-    def penalties(
-        self,
-        logits: torch.Tensor,
-        token_counts: torch.Tensor,
-        req_rows: torch.Tensor,
-        repetition: torch.Tensor,
-        presence: torch.Tensor,
-        frequency: torch.Tensor,
-    ) -> torch.Tensor:
-        """Lower the logits of ids that a request has seen."""
-        scores = torch.empty(logits.shape)
-        per_row = (logits, req_rows, repetition, presence, frequency, scores)
-        for raw, rows, *amounts, out in zip(*(torch.split(values, _ROWS_AT_ONCE) for values in per_row), strict=True):
-            penalties_reference(raw, token_counts, rows, *amounts, out=out)
-        return scores
 
-    def forbid(self, scores: torch.Tensor, forbidden_ids: torch.Tensor) -> None:
-        """Set scores to -inf, in place."""
-        forbid_reference(scores, forbidden_ids)
+def penalties(
+    logits: torch.Tensor,
+    token_counts: torch.Tensor,
+    req_rows: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+) -> torch.Tensor:
+    """Lower the logits of ids that a request has seen."""
+    scores = torch.empty(logits.shape)
+    per_row = (logits, req_rows, repetition, presence, frequency, scores)
+    for raw, rows, *amounts, out in zip(*(torch.split(values, _ROWS_AT_ONCE) for values in per_row), strict=True):
+        penalties_reference(raw, token_counts, rows, *amounts, out=out)
+    return scores
 
 
 def _join(blocks: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:

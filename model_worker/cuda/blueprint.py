@@ -14,7 +14,7 @@ from lightserve.model_worker.cuda.runner import CudaRunner
 from lightserve.model_worker.cuda.step import CudaStep
 from lightserve.model_worker.cuda.step_inputs import StepInputs
 from lightserve.model_worker.engine import Engine
-from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.host_batch import HostBatch
 from lightserve.model_worker.kv_cache import KVCache
 from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.model_worker.req_rows import ReqRows

@@ -11,7 +11,7 @@ from itertools import chain
 
 from lightserve.kernels.prefill_attention import gather_len_for
 from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, SampleShape, Sampling
-from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.host_batch import HostBatch
 
 _MIXED_TOKENS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 # Decode rows are planned by a kernel that is compiled for a power of two: few sizes, so that little has to be compiled.

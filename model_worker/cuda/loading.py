@@ -71,7 +71,7 @@ def _load_blueprint(boot: Boot, rank: int, device: torch.device) -> CudaBlueprin
         max_tokens=boot.batch_max_tokens,
         max_req_total_len=boot.max_req_total_len,
         vocab_size=sampled_vocab_size(boot),
-        dtype=resolve_dtype(config.dtype, boot.model.dtype, device),
+        dtype=resolve_dtype(config.dtype, boot.model.dtype),
         device=device,
         load_format=config.load_format,
     )

@@ -10,7 +10,7 @@ from lightserve.model_worker.cuda.graph_shapes import GraphShapes, eager_shape
 from lightserve.model_worker.cuda.step import CudaStep
 from lightserve.model_worker.cuda.step_inputs import ForwardShape, SampleShape, Sampling, StepInputs
 from lightserve.model_worker.cuda.step_memory import StepMemory
-from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.host_batch import HostBatch
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
 

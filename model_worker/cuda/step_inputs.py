@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from lightserve.errors import InvariantError
-from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.host_batch import HostBatch
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.sampling_params import MAX_STOP_TOKEN_IDS

@@ -53,11 +53,3 @@ class Backend(Protocol):
         Returns:
             [num_tokens, num_heads * head_dim].
         """
-
-
-def has_native_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware (AVX512-BF16, AMX, or Arm's BF16)."""
-    capabilities = torch.cpu.get_capabilities()
-    if capabilities.get("architecture") == "x86_64":
-        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-    return bool(capabilities.get("bf16"))

@@ -1,10 +1,8 @@
 """x · weightᵀ + bias, with the weight laid out once for the machine that runs it; and what stands around it."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 
 class Linear(Protocol):
@@ -60,66 +58,3 @@ class NormThenLinear:
         else:
             normed = self._norms.add_rms_norm(x, residual, self._gain)
         return self._linear(normed), residual
-
-
-class LinearThenSilu:
-    """A projection to gate and up, then silu(gate) · up.
-
-    Args:
-        linear: The projection.
-        silu_mul: Of the backend.
-    """
-
-    def __init__(self, linear: Linear, silu_mul: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._linear = linear
-        self._silu_mul = silu_mul
-
-    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
-        """Map [n, in_features] to [n, half the projection's out_features]."""
-        return self._silu_mul(self._linear(x))
-
-
-class PlainLinear:
-    """torch's own product.
-
-    Args:
-        weight: [out_features, in_features].
-        bias: [out_features] or None.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._weight = weight
-        self._bias = bias
-
-    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
-        """Map [n, in_features] to [n, out_features]."""
-        return F.linear(x, self._weight, self._bias)
-
-
-class PackedLinear:
-    """oneDNN's product over a weight in oneDNN's blocked layout; the plain weight may be let go.
-
-    Laying out anew in each call is what makes the plain product slow for few rows: two cores with AVX-512 bf16 take
-    for SmolLM2-135M's products 20 ms plain and 11 ms packed at 1 row, 31 and 17 at 16, 75 and 49 at 64.
-
-    Args:
-        weight: [out_features, in_features], CPU.
-        bias: [out_features] or None.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self._bias = bias
-
-    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
-        """Map [n, in_features] to [n, out_features]."""
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-        return product
-
-
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this torch has oneDNN's packed product for ``dtype`` on this CPU."""
-    ops = torch.ops.mkldnn
-    if not (torch._C._has_mkldnn and hasattr(ops, "_reorder_linear_weight") and hasattr(ops, "_linear_pointwise")):
-        return False
-    return dtype is torch.float32 or (dtype is torch.bfloat16 and bool(ops._is_mkldnn_bf16_supported()))

@@ -9,11 +9,10 @@ import torch
 
 from lightserve.gguf_tokenizer import export_gguf_tokenizer
 from lightserve.model_config import ModelConfig, load_model_config
-from lightserve.model_worker.cpu.loading import load_cpu_model, make_cpu_engine
+from lightserve.model_worker.cpu.loading import EngineLimits, load_cpu_model, make_cpu_engine
 from lightserve.model_worker.cuda.blueprint import CudaBlueprint, load_blueprint
 from lightserve.model_worker.cuda.graph import CudaCapturer
 from lightserve.model_worker.engine import Engine, Runner
-from lightserve.model_worker.loading import EngineLimits
 from lightserve.model_worker.offline import OfflineBatch
 from lightserve.model_worker.tensor_parallel import SingleRank
 from lightserve.sampling_params import SamplingParams

@@ -14,7 +14,7 @@ from lightserve.model_worker.cuda.blueprint import CudaBlueprint
 from lightserve.model_worker.cuda.graph import Capturer, Graph
 from lightserve.model_worker.cuda.graph_shapes import eager_shape
 from lightserve.model_worker.cuda.step_inputs import ForwardShape
-from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.host_batch import HostBatch
 
 _REPLAYS, _PROFILED = 15, 3
 

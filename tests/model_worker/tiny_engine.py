@@ -7,10 +7,9 @@ import numpy as np
 import torch
 
 from lightserve.model_config import load_model_config
-from lightserve.model_worker.cpu.loading import load_cpu_model, make_cpu_engine
+from lightserve.model_worker.cpu.loading import EngineLimits, load_cpu_model, make_cpu_engine
 from lightserve.model_worker.cpu.runner import CpuEngine
 from lightserve.model_worker.engine import Engine, Runner
-from lightserve.model_worker.loading import EngineLimits
 from lightserve.model_worker.offline import OfflineBatch, OfflineReq
 from lightserve.model_worker.tensor_parallel import Ranks, SingleRank
 from lightserve.sampling_params import SamplingParams

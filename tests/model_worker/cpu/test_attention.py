@@ -9,7 +9,8 @@ from lightserve.ipc.messages import NewReq, StepPlan, pack_int32
 from lightserve.kernels.decode_attention import attend_reference
 from lightserve.model_worker.cpu.attention import attend, plan_attention
 from lightserve.model_worker.cpu.decode_attention import AttentionShape, group_by_length
-from lightserve.model_worker.forward_batch import ForwardBatch, HostBatch
+from lightserve.model_worker.cpu.forward_batch import ForwardBatch
+from lightserve.model_worker.host_batch import HostBatch
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.sampling_params import SamplingParams
 

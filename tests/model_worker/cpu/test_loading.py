@@ -10,16 +10,16 @@ from lightserve.boot import Boot
 from lightserve.config import ServerConfig
 from lightserve.errors import ConfigError
 from lightserve.model_config import load_model_config
-from lightserve.model_worker import host, loading
+from lightserve.model_worker import host
+from lightserve.model_worker.cpu import dtype as cpu_dtype
 from lightserve.model_worker.cpu import loading as cpu_loading
+from lightserve.model_worker.cpu.dtype import resolve_cpu_dtype
 from lightserve.model_worker.cpu.loading import load_cpu_engine
 from lightserve.model_worker.cpu.memory import reserved_bytes
 from lightserve.model_worker.host import free_host_bytes, num_usable_cpus
 from lightserve.model_worker.kv_cache import GIB
-from lightserve.model_worker.loading import resolve_dtype
 from tests.model_worker.references import make_reference
 
-CPU = torch.device("cpu")
 SLOT_BYTES = 2 * 2 * 2 * 16 * 4  # layers, K and V, kv heads, head_dim, float32
 
 
@@ -99,8 +99,8 @@ def test_a_pool_asked_for_is_given_when_it_fits_and_else_refused_with_the_number
 def test_the_number_format_follows_checkpoint_and_cpu(
     asked: str, checkpoint: str, native: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "has_native_bfloat16", lambda: native)
-    assert resolve_dtype(asked, checkpoint, CPU) is expected  # type: ignore[arg-type]
+    monkeypatch.setattr(cpu_dtype, "has_native_bfloat16", lambda: native)
+    assert resolve_cpu_dtype(asked, checkpoint) is expected  # type: ignore[arg-type]
 
 
 def test_threads_are_shared_among_ranks_and_the_environment_overrules(monkeypatch: pytest.MonkeyPatch) -> None:

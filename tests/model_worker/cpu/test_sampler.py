@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lightserve.ipc.messages import NewReq, StepPlan, pack_int32
+from lightserve.model_worker.cpu.forward_batch import ForwardBatch
 from lightserve.model_worker.cpu.sampler import Sampler
-from lightserve.model_worker.cpu.sampling_ops import CpuSamplingOps
-from lightserve.model_worker.forward_batch import ForwardBatch, HostBatch
+from lightserve.model_worker.host_batch import HostBatch
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.sampling_params import SamplingParams
 
@@ -24,7 +24,7 @@ class Rows:
 
     def __init__(self, *reqs: tuple[list[int], SamplingParams], output_len: int = 0) -> None:
         self.rows = ReqRows(8, 64, CPU)
-        self.sampler = Sampler(8, VOCAB, EOS, ops=CpuSamplingOps(), device=CPU)
+        self.sampler = Sampler(8, VOCAB, EOS)
         self.new_reqs = [
             NewReq(row, pack_int32(ids), len(ids) - output_len, b"", params) for row, (ids, params) in enumerate(reqs)
         ]

@@ -10,19 +10,18 @@ from hypothesis import strategies as st
 from lightserve.kernels.greedy import greedy_reference
 from lightserve.kernels.penalties import penalties_reference
 from lightserve.kernels.sampling import sample_reference
-from lightserve.model_worker.cpu.sampling_ops import CpuSamplingOps
+from lightserve.model_worker.cpu.sampling_ops import greedy, penalties, sample
 
 VOCAB = 300
 INF, NAN = float("inf"), float("nan")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-ops = CpuSamplingOps()
 
 
 def draw(logits: torch.Tensor, **overrides: Any) -> tuple[list[int], list[float]]:
     n = len(logits)
     values: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "vocab_size": VOCAB}
     values |= {"seeds": range(n), "positions": [7] * n} | overrides
-    token_ids, logprobs = ops.sample(logits, **_tensors(values, n))
+    token_ids, logprobs = sample(logits, **_tensors(values, n))
     return token_ids.tolist(), logprobs.tolist()
 
 
@@ -51,7 +50,7 @@ def test_draws_equal_the_references(
     values = {"temperature": temperature, "top_k": [top_k, 0, top_k, 3], "top_p": [top_p, top_p, 1.0, 0.5]}
     values |= {"min_p": min_p, "seeds": [seed, 2**63 - 1, 5, 5], "positions": [0, 1, 2, 3], "vocab_size": VOCAB}
     tensors = _tensors(values, 4)
-    token_ids, logprobs = ops.sample(logits, **tensors)
+    token_ids, logprobs = sample(logits, **tensors)
     expected_ids, expected_logprobs = sample_reference(logits, **tensors)
     assert token_ids.tolist() == expected_ids.tolist()
     torch.testing.assert_close(logprobs, expected_logprobs, rtol=1e-4, atol=1e-4)
@@ -60,7 +59,7 @@ def test_draws_equal_the_references(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_greedy_equals_the_reference(dtype: torch.dtype) -> None:
     logits = torch.randn(5, VOCAB + 3).to(dtype)
-    token_ids, logprobs = ops.greedy(logits, vocab_size=VOCAB)
+    token_ids, logprobs = greedy(logits, vocab_size=VOCAB)
     expected_ids, expected_logprobs = greedy_reference(logits, vocab_size=VOCAB)
     assert token_ids.dtype == torch.int32
     assert token_ids.tolist() == expected_ids.tolist()
@@ -98,7 +97,7 @@ def test_a_row_that_is_not_finite_gives_minus_one_and_disturbs_no_other(bad: flo
 def test_a_row_of_minus_infinities_gives_minus_one() -> None:
     logits = torch.full((1, VOCAB), -INF)
     assert draw(logits)[0] == [-1]
-    assert ops.greedy(logits, vocab_size=VOCAB)[0].tolist() == [-1]
+    assert greedy(logits, vocab_size=VOCAB)[0].tolist() == [-1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 5.0])
@@ -108,7 +107,7 @@ def test_ids_beyond_the_vocabulary_are_never_chosen(temperature: float) -> None:
     token_ids, logprobs = draw(logits, temperature=temperature, vocab_size=200)
     assert max(token_ids) < 200
     assert logprobs == pytest.approx([-5.298] * 64, abs=1e-3)  # log(1 / 200): the others are no part of it
-    assert max(ops.greedy(logits, vocab_size=200)[0].tolist()) < 200
+    assert max(greedy(logits, vocab_size=200)[0].tolist()) < 200
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:
@@ -152,7 +151,7 @@ def test_penalties_of_many_rows_equal_the_reference() -> None:
     rows = torch.randperm(20)[:19].int()
     amounts = [torch.rand(19) + 0.5 for _ in range(3)]
     expected = penalties_reference(logits, counts, rows, *amounts)
-    torch.testing.assert_close(ops.penalties(logits, counts, rows, *amounts), expected, rtol=0, atol=0)
+    torch.testing.assert_close(penalties(logits, counts, rows, *amounts), expected, rtol=0, atol=0)
 
 
 def test_many_rows_draw_what_each_draws_alone() -> None:
@@ -160,4 +159,4 @@ def test_many_rows_draw_what_each_draws_alone() -> None:
     together = draw(logits, top_p=0.9)
     alone = [draw(logits[i : i + 1], top_p=0.9, seeds=[i]) for i in range(19)]
     assert together[0] == [ids[0] for ids, _ in alone]
-    assert ops.greedy(logits, vocab_size=VOCAB)[0].tolist() == logits.argmax(-1).tolist()
+    assert greedy(logits, vocab_size=VOCAB)[0].tolist() == logits.argmax(-1).tolist()

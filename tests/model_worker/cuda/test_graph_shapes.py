@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lightserve.model_worker.cuda.graph_shapes import GraphShapes, eager_shape, row_sizes
 from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, SampleShape, Sampling
-from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.host_batch import HostBatch
 
 NUM_ROWS, MAX_TOKENS = 1000, 4096
 

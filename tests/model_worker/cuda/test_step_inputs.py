@@ -16,7 +16,7 @@ from lightserve.model_worker.cuda.step_inputs import (
     forward_sections,
     sample_sections,
 )
-from lightserve.model_worker.forward_batch import HostBatch
+from lightserve.model_worker.host_batch import HostBatch
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.sampling_params import SamplingParams
