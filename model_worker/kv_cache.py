@@ -18,6 +18,8 @@ class KVCache:
         num_layers: Decoder layers.
         num_kv_heads: This rank's.
         head_dim: Of K and V.
+        dtype: Of K and V.
+        device: Where they lie.
 
     Attributes:
         layers: One [num_slots + 1, 2, num_kv_heads, head_dim] tensor per layer: K and V of a token lie together.

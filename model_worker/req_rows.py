@@ -15,6 +15,7 @@ class ReqRows:
     Args:
         num_rows: Most running requests. One more row, the last, stands in for padding.
         max_req_total_len: Width of the Token Table.
+        device: Where the Token Table and the ids sampled last are.
 
     Attributes:
         num_rows: Most running requests.

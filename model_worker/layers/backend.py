@@ -18,24 +18,63 @@ class Backend(Protocol):
     """
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Prepare a projection. It may keep its own layout of ``weight`` only."""
+        """Prepare a projection. It may keep its own layout of ``weight`` only.
+
+        Args:
+            weight: [out_features, in_features].
+            bias: [out_features] or None.
+        """
 
     def norm_linear(self, gain: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormLinear:
-        """Prepare a residual sum, a norm and a projection of what it gives."""
+        """Prepare a residual sum, a norm and a projection of what it gives.
+
+        Args:
+            gain: [in_features], of the norm.
+            weight: [out_features, in_features].
+            bias: [out_features] or None.
+        """
 
     def norm_gated_linear(self, gain: torch.Tensor, weight: torch.Tensor) -> NormLinear:
-        """Prepare the same for ``weight`` = gate, then up, and silu(gate) * up after it: half as many features."""
+        """Prepare the same with silu(gate) * up after it.
+
+        Args:
+            gain: [in_features], of the norm.
+            weight: [2 * out_features, in_features]; gate rows, then up rows.
+        """
 
     def head(self, weight: torch.Tensor) -> Linear:
-        """Prepare the projection to logits; they may come in a wider type than the weight's."""
+        """Prepare the projection to logits; they may come in a wider type than the weight's.
+
+        Args:
+            weight: [vocab_rows, hidden_size].
+        """
 
     def embedding(self, token_ids: torch.Tensor, table: torch.Tensor, *, first_id: int) -> torch.Tensor:
-        """Look up rows of a shard of the table that starts at ``first_id``; zeros for ids outside it."""
+        """Look up rows of a shard of the table.
+
+        Args:
+            token_ids: [num_tokens] int32.
+            table: [vocab_rows, hidden_size], the rows of ids [first_id, first_id + vocab_rows).
+            first_id: Where the shard starts.
+
+        Returns:
+            [num_tokens, hidden_size], of the residual stream's type; zeros for ids outside the shard.
+        """
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Add ``x`` to ``residual`` in place and normalise the sum; ``x`` may be changed."""
+        """Add ``x`` to ``residual`` in place and normalise the sum.
+
+        Args:
+            x: [num_tokens, hidden_size], may be changed.
+            residual: [num_tokens, hidden_size], changed.
+            gain: [hidden_size].
+            out: [num_tokens, hidden_size] contiguous; unless given, the implementation chooses a place.
+
+        Returns:
+            [num_tokens, hidden_size], of the weights' type.
+        """
 
     def attention(
         self, qkv: torch.Tensor, kv_layer: torch.Tensor, *, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None

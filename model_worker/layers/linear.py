@@ -31,10 +31,10 @@ class Norms(Protocol):
     """The two norms of a backend."""
 
     def rms_norm(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        """Normalise rows."""
+        """Normalise ``x`` [n, size] by rows, with ``gain`` [size]; gives [n, size]."""
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        """Add ``x`` to ``residual`` in place and normalise the sum."""
+        """Add ``x`` [n, size] to ``residual`` [n, size] in place, and normalise the sum as ``rms_norm`` does."""
 
 
 class NormThenLinear:
