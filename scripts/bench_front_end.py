@@ -31,8 +31,9 @@ from benchmark.report import versions
 from benchmark.traces import RandomIds
 from front_end_bench.cpu_times import CpuTimes
 from front_end_bench.scenario import SCENARIOS, Scenario, make_scenario
-from front_end_bench.server import ServerDiedError, running_server
+from front_end_bench.server import running_front_end
 from front_end_bench.steady_window import Delivery, NoWindowError, full_window, measure_delivery
+from script_tools.running_server import ServerDiedError
 
 _PACKAGES = ("lightserve", "uvicorn", "uvloop", "httptools", "msgspec", "pyzmq", "rpyc", "numpy")
 _MODEL_DIR = Path(__file__).resolve().parent / "presets" / "llama-3.1-8b"
@@ -115,7 +116,7 @@ def _scenarios(options: argparse.Namespace) -> list[Scenario]:
 
 
 def _run(scenario: Scenario, options: argparse.Namespace, server_flags: Sequence[str]) -> Result:
-    with running_server(scenario, ["--model_dir", str(options.model_dir), *server_flags]) as server:
+    with running_front_end(scenario, ["--model_dir", str(options.model_dir), *server_flags]) as server:
         job = _job(scenario, server.url, options.api)
         num_processes = options.client_processes or choose_num_processes(len(job.requests), None)
         with CpuTimes(server.pid) as cpu_times:

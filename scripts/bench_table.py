@@ -27,9 +27,9 @@ from benchmark.traces import read_trace
 from engine_bench.engine_figures import EngineRuns, measure_engine
 from engine_bench.engine_host import EngineError
 from engine_bench.result_table import TABLE_HEAD, Measured, Target, table_row
-from engine_bench.server_check import BENCH_FLAGS, ServerDiedError
 from engine_bench.server_figures import FIRST_START, LATER_START, FailedRequestsError, Load, measure_server
 from engine_bench.surroundings import describe_surroundings
+from script_tools.running_server import BENCH_FLAGS, ServerDiedError
 
 from lightserve.config import ServerConfig, underscored
 from lightserve.errors import ConfigError, InvariantError

@@ -11,9 +11,10 @@ from statistics import median
 
 import msgspec
 import numpy as np
+from script_tools.load_generator import send_load
+from script_tools.running_server import BENCH_FLAGS, running_server
 
 from engine_bench.gpu_memory import used_mib
-from engine_bench.server_check import BENCH_FLAGS, running_server, send_load
 
 _CLIENT_FLAGS = ("--client_processes", "4")
 _INTERVAL_S = 10.0

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from script_tools.load_generator import send_load
+from script_tools.running_server import Server, running_server
+
 from engine_bench.result_table import Figure, Measured
-from engine_bench.server_check import Server, running_server, send_load
 
 StartServer: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], AbstractContextManager[Server]]
 

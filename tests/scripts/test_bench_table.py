@@ -13,7 +13,6 @@ import torch
 from engine_bench.engine_figures import EngineRuns, measure_engine
 from engine_bench.engine_host import EngineError
 from engine_bench.result_table import Figure, Measured, Target, table_row
-from engine_bench.server_check import Server, running_server, send_load
 from engine_bench.server_figures import (
     FIRST_START,
     LATER_START,
@@ -23,6 +22,8 @@ from engine_bench.server_figures import (
     measure_server,
 )
 from engine_bench.surroundings import commit_of, describe_surroundings
+from script_tools.load_generator import send_load
+from script_tools.running_server import Server, running_server
 
 from lightserve.config import ServerConfig
 from tests.scripts.fake_server import CHUNKED, END, FakeServer, Steps, chunk, event, in_a_thread, json_reply
