@@ -17,10 +17,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
-import msgspec
 from engine_bench.engine_host import open_engine
 from engine_bench.measurements import OUTPUT_LENS, Meter
-from engine_bench.surroundings import describe_surroundings
+from script_tools.flags import integers
+from script_tools.json_file import write_json
+from script_tools.surroundings import describe_surroundings
 
 from lightserve.config import ServerConfig, add_flags, underscored
 
@@ -55,8 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         results["start_s"], results["num_slots"], results["note"] = host.start_s, host.num_slots, host.note
         results["stats"] = host.stats()
     if options.json is not None:
-        surroundings = describe_surroundings(["bench_engine.py", *arguments])
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(surroundings | results), indent=2))
+        write_json(options.json, describe_surroundings(["bench_engine.py", *arguments]) | results)
     return 0
 
 
@@ -64,10 +64,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser, ServerConfig)
     ours = parser.add_argument_group("measurements")
-    ours.add_argument("--decode_batches", type=_integers, default=[], help="batch sizes of decode steps")
+    ours.add_argument("--decode_batches", type=integers, default=[], help="batch sizes of decode steps")
     ours.add_argument("--prompt_len", type=int, default=512, help="of decode steps' prompts")
     ours.add_argument("--output_lens", type=_pair, default=OUTPUT_LENS, help="the two output lengths")
-    ours.add_argument("--prefill_lens", type=_integers, default=[], help="lengths of single prompts")
+    ours.add_argument("--prefill_lens", type=integers, default=[], help="lengths of single prompts")
     ours.add_argument(
         "--trace",
         type=Path,
@@ -76,7 +76,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="lengths of requests that all come at once, at most --max_queued_reqs",
     )
     ours.add_argument("--trace_rows", type=int, help="only so many of its rows")
-    ours.add_argument("--profile_batches", type=_integers, default=[], help="batch sizes to trace the GPU at")
+    ours.add_argument("--profile_batches", type=integers, default=[], help="batch sizes to trace the GPU at")
     ours.add_argument("--profile_steps", type=int, default=24, help="output tokens under the trace")
     ours.add_argument("--profile_dir", type=Path, default=Path(), help="where traces go")
     ours.add_argument("--repeats", type=int, default=3, help="medians are over so many")
@@ -84,12 +84,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(underscored(arguments))
 
 
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
 def _pair(text: str) -> tuple[int, int]:
-    short, long = _integers(text)
+    short, long = integers(text)
     return short, long
 
 

@@ -16,9 +16,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
@@ -27,15 +25,15 @@ from benchmark.api import API_FAMILIES, Sampling
 from benchmark.endpoint import Endpoint, ServerError, ServerQueries
 from benchmark.fleet import ClientDiedError, FleetResult, choose_num_processes, run_fleet, time_requests
 from benchmark.messages import Job
-from benchmark.report import versions
 from benchmark.traces import RandomIds
 from front_end_bench.cpu_times import CpuTimes
 from front_end_bench.scenario import SCENARIOS, Scenario, make_scenario
 from front_end_bench.server import running_front_end
 from front_end_bench.steady_window import Delivery, NoWindowError, full_window, measure_delivery
+from script_tools.json_file import write_json
 from script_tools.running_server import ServerDiedError
+from script_tools.surroundings import describe_surroundings
 
-_PACKAGES = ("lightserve", "uvicorn", "uvloop", "httptools", "msgspec", "pyzmq", "rpyc", "numpy")
 _MODEL_DIR = Path(__file__).resolve().parent / "presets" / "llama-3.1-8b"
 _TIMEOUT_S = 240.0
 
@@ -82,7 +80,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     print(_table(results))
     if options.json is not None:
-        options.json.write_bytes(_json(arguments, results))
+        rows = [asdict(result) | {"cpu_us_per_token": result.cpu_us_per_token} for result in results]
+        write_json(options.json, {**describe_surroundings(["bench_front_end.py", *arguments]), "results": rows})
     return int(any(result.num_failed for result in results))
 
 
@@ -183,16 +182,6 @@ def _table(results: Sequence[Result]) -> str:
 def _line(first: str, *cells: str) -> str:
     *middle, last = cells
     return f"{first:<9}" + "".join(f"{cell:>12}" for cell in middle) + f"  {last}"
-
-
-def _json(arguments: Sequence[str], results: Sequence[Result]) -> bytes:
-    everything: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["bench_front_end.py", *arguments],
-        "versions": versions(_PACKAGES),
-        "results": [asdict(result) | {"cpu_us_per_token": result.cpu_us_per_token} for result in results],
-    }
-    return msgspec.json.format(msgspec.json.encode(everything), indent=2)
 
 
 if __name__ == "__main__":

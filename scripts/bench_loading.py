@@ -15,24 +15,21 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
-import msgspec
 import torch
-from benchmark.report import versions
 from engine_bench.random_checkpoint import random_bits, write_checkpoint
+from script_tools.flags import integers
+from script_tools.json_file import write_json
+from script_tools.surroundings import describe_surroundings
 
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.host import num_usable_cpus
 from lightserve.model_worker.weights.loader import load_weights
-
-_PACKAGES = ("lightserve", "torch", "safetensors", "numpy")
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,8 @@ def main(arguments: Sequence[str]) -> int:
         rates = [load.gb_per_s for load in loads if load.tp == tp]
         print(f"tp {tp}: median {median(rates):.2f} GB/s, {min(rates):.2f} to {max(rates):.2f}")
     if options.json is not None:
-        described = _described(arguments, loads, options.device)
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=2))
+        surroundings = describe_surroundings(["bench_loading.py", *arguments])
+        write_json(options.json, {**surroundings, "device": options.device, "cpus": num_usable_cpus(), "loads": loads})
     return 0
 
 
@@ -77,15 +74,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="leave it there")
     parser.add_argument("--num_layers", type=int, help="fewer layers than the configuration has")
     parser.add_argument("--file_gb", type=float, default=5.0, help="largest file (%(default)s)")
-    parser.add_argument("--tp", type=_integers, default=[1], help="tensor-parallel sizes, each rank by itself")
+    parser.add_argument("--tp", type=integers, default=[1], help="tensor-parallel sizes, each rank by itself")
     parser.add_argument("--device", default="cuda:0", help="where to (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="loads of each rank (%(default)s)")
     parser.add_argument("--json", type=Path, help="write everything here")
     return parser.parse_args(arguments)
-
-
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def _write(model_dir: Path, folder: Path, num_layers: int | None, file_gb: float) -> None:
@@ -116,18 +109,6 @@ def _load(folder: Path, tp: int, rank: int, device_name: str) -> Load:
         tensors += [value for name in layer.__slots__ if (value := getattr(layer, name)) is not None]
     gb = sum(tensor.nbytes for tensor in tensors) / 1e9
     return Load(tp, rank, gb, seconds, gb / seconds)
-
-
-def _described(arguments: Sequence[str], loads: Sequence[Load], device: str) -> dict[str, Any]:
-    on_gpu = torch.device(device).type == "cuda"
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["bench_loading.py", *arguments],
-        "versions": versions(_PACKAGES) | {"cuda": torch.version.cuda or "none"},
-        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "cpus": num_usable_cpus(),
-        "loads": loads,
-    }
 
 
 if __name__ == "__main__":

@@ -12,16 +12,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
-import msgspec
 import torch
-from benchmark.report import versions
 from engine_bench.model_steps import ModelSteps
+from script_tools.json_file import write_json
+from script_tools.surroundings import describe_surroundings
 
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.cuda.blueprint import load_blueprint
@@ -30,7 +29,6 @@ from lightserve.model_worker.tensor_parallel import SingleRank
 
 _NUM_SLOTS, _MAX_LEN = 200_000, 8192
 _LEAST_ROWS, _LEAST_TOKENS = 256, 8192  # a step's shape is chosen as in an engine with room for so much
-_PACKAGES = ("lightserve", "torch", "triton", "numpy")
 _SHOWN_KERNELS, _NAME_WIDTH = 12, 70
 
 
@@ -76,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
                 f"  {share.count:6.1f} {share.until_next_us:8.2f} {share.duration_us:8.2f}  {share.name[:_NAME_WIDTH]}"
             )
     if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(_described(arguments, results)), indent=2))
+        write_json(options.json, describe_surroundings(["bench_model.py", *arguments]) | results)
     return 0
 
 
@@ -141,16 +139,6 @@ def _open(model_dir: Path, num_rows: int, max_tokens: int) -> ModelSteps:
         load_format="dummy",
     )
     return ModelSteps(blueprint, _NUM_SLOTS, CudaCapturer(stream))
-
-
-def _described(arguments: Sequence[str], results: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["bench_model.py", *arguments],
-        "versions": versions(_PACKAGES) | {"cuda": torch.version.cuda or "none"},
-        "gpu": torch.cuda.get_device_name(),
-        **results,
-    }
 
 
 if __name__ == "__main__":

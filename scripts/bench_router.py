@@ -1,6 +1,6 @@
 """Measure what a router step costs: receive, apply results, plan, encode, at several batch sizes; and one decision.
 
-    python scripts/bench_router.py [--rows 64 256 1024] [--steps 500] [--json FILE]
+    python scripts/bench_router.py [--rows 64,256,1024] [--steps 500] [--json FILE]
 
 The batch is kept full: requests end at their rate and new ones with prompts of their own follow. Messages are encoded
 and decoded as they are between processes; the model worker answers at once. Times are of this thread alone, so that
@@ -9,14 +9,19 @@ other work on the machine does not count.
 
 import argparse
 import gc
-import json
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
+
 import msgspec
 import numpy as np
+from script_tools.flags import integers
+from script_tools.json_file import write_json
+from script_tools.surroundings import describe_surroundings
 
 from lightserve.ipc.messages import (
     DetokenizerInbox,
@@ -171,12 +176,12 @@ def measure_decision(policy: str, num_running: int) -> dict[str, Any]:
     return {"policy": policy, "running": num_running, "decision_us_p50": float(np.median(times) * 1e6)}
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[64, 256, 1024])
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    parser.add_argument("--rows", type=integers, default=[64, 256, 1024], help="batch sizes")
+    parser.add_argument("--steps", type=int, default=500, help="at each of them (%(default)s)")
+    parser.add_argument("--json", type=Path, help="write everything here")
+    args = parser.parse_args(arguments)
     results: dict[str, list[dict[str, Any]]] = {"steps": [], "decisions": []}
     for policy in ("conservative", "past_future"):
         results["decisions"].append(measure_decision(policy, 1000))
@@ -186,8 +191,9 @@ def main() -> None:
                 results["steps"].append(measure_steps(policy, num_rows, args.steps, has_prefix_cache=has_prefix_cache))
                 print(results["steps"][-1])
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
+        write_json(args.json, describe_surroundings(["bench_router.py", *arguments]) | results)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,6 @@ runs: 3 take less than ten minutes on an H200. Exit status: 0, whether goals are
 """
 
 import argparse
-import shlex
 import signal
 import subprocess
 import sys
@@ -21,15 +20,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
-import msgspec
 import torch
 from benchmark.traces import read_trace
 from engine_bench.engine_figures import EngineRuns, measure_engine
 from engine_bench.engine_host import EngineError
 from engine_bench.result_table import TABLE_HEAD, Measured, Target, table_row
 from engine_bench.server_figures import FIRST_START, LATER_START, FailedRequestsError, Load, measure_server
-from engine_bench.surroundings import describe_surroundings
+from script_tools.json_file import write_json
 from script_tools.running_server import BENCH_FLAGS, ServerDiedError
+from script_tools.surroundings import describe_surroundings
 
 from lightserve.config import ServerConfig, underscored
 from lightserve.errors import ConfigError, InvariantError
@@ -188,7 +187,7 @@ def measure_table(
 def _head(surroundings: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in surroundings["versions"].items())
     place = f"{surroundings['gpu']}, commit {surroundings['commit']}, {surroundings['date']}; {versions}"
-    return f"`{shlex.join(surroundings['command'])}`\n\n{place}\n\n{TABLE_HEAD}"
+    return f"`{surroundings['command']}`\n\n{place}\n\n{TABLE_HEAD}"
 
 
 def _add(measured: Measured, targets: Mapping[str, Target], rows: list[dict[str, Any]]) -> None:
@@ -210,7 +209,7 @@ def _add(measured: Measured, targets: Mapping[str, Target], rows: list[dict[str,
 
 def _write(everything: dict[str, Any], json: Path | None) -> None:
     if json is not None:
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(everything), indent=2))
+        write_json(json, everything)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from benchmark.metrics import Summary, summarize
 from benchmark.options import Options, parse_options
 from benchmark.report import Report
 from benchmark.workload import Workload, WorkloadError, make_workload, write_bodies
+from script_tools.json_file import write_json
 
 
 def main(arguments: list[str]) -> int:
@@ -42,7 +43,8 @@ def _run(options: Options, arguments: list[str]) -> int:
     report = Report(_title(options, workload), summary, result.cpu_fracs, dict(workload.skipped), workload.warnings)
     print(report.table())
     if options.json is not None:
-        options.json.write_bytes(report.json(["benchmark_sharegpt.py", *arguments], asdict(options), server))
+        command = ["benchmark_sharegpt.py", *arguments]
+        write_json(options.json, report.everything(command, asdict(options), server))
     return _exit_status(summary, options)
 
 

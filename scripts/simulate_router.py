@@ -8,8 +8,8 @@ all come at once, or at --request_rate), how long prompts are, which blocks they
 
 import argparse
 import importlib.util
-import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from benchmark.traces import TraceRow, read_trace
 from router_simulation.clients import Clients
 from router_simulation.modelled_worker import EOS_ID, KnownLengths, ModelledWorker, StepModel, VirtualClock
 from router_simulation.simulation import POLICIES, LatencyLimits, Simulation
+from script_tools.json_file import write_json
+from script_tools.surroundings import describe_surroundings
 
 from lightserve.router.arrays import FloatArray
 from lightserve.router.limits import Limits
@@ -28,8 +30,8 @@ from lightserve.router.limits import Limits
 _MODELS = Path(__file__).parent / "router_simulation" / "step_models"
 
 
-def main() -> None:
-    args = _parse()
+def main(arguments: Sequence[str]) -> int:
+    args = _parse(arguments)
     rng = np.random.default_rng(args.seed)
     rows = _choose_rows(_read(args.trace), args.num_requests, rng)
     clock = VirtualClock()
@@ -49,14 +51,15 @@ def main() -> None:
     print(file=sys.stderr)
     print("\n".join(f"{name:26} {_shown(value)}" for name, value in report.items()))
     if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(args.json, describe_surroundings(["simulate_router.py", *arguments]) | report)
     if args.plot:
         from router_simulation.plot import draw_plot  # needs an extra
 
         draw_plot(simulation.timeline, args.max_total_token_num, args.plot)
+    return 0
 
 
-def _parse() -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, required=True, help="a .csv or .jsonl trace")
     parser.add_argument("--max_total_token_num", type=int, required=True)
@@ -77,9 +80,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--ttft_limit_ms", type=float, default=2000.0, help="for goodput")
     parser.add_argument("--tpot_limit_ms", type=float, default=50.0, help="for goodput")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write everything here")
     parser.add_argument("--plot", type=Path, help="a picture; needs matplotlib")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.plot and not importlib.util.find_spec("matplotlib"):
         parser.error("--plot needs matplotlib, which the extra plot installs")
     return args
@@ -128,4 +131,4 @@ def _shown(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -1,21 +1,15 @@
 """What the user reads: a table; what programs read: one JSON object."""
 
-import platform
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import msgspec
+from script_tools.surroundings import describe_surroundings
 
 from benchmark.metrics import Distribution, Summary
 
 # A client that is short of time reads late, and then it is itself that it measures.
 _BUSY_CLIENT_FRAC = 0.8
-_OUR_PACKAGES = ("lightserve", "httptools", "msgspec", "numpy", "uvloop")
 
 
 @dataclass(frozen=True)
@@ -55,18 +49,16 @@ class Report:
         lines += [f"  first {kind}: {detail}" for kind, detail in summary.failure_details.items()]
         return "\n".join(lines + [f"warning: {warning}" for warning in self._all_warnings()])
 
-    def json(self, arguments: Sequence[str], settings: dict[str, Any], server: dict[str, Any]) -> bytes:
-        """Write everything as one JSON object.
+    def everything(self, command: Sequence[str], settings: dict[str, Any], server: dict[str, Any]) -> dict[str, Any]:
+        """Gather all that there is to know of the run.
 
         Args:
-            arguments: The command line; a key in it is blotted out.
+            command: The script's name and its arguments; a key among them is blotted out.
             settings: The options as they were understood.
             server: What the server says of itself.
         """
-        everything = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": _command_line(arguments),
-            "versions": versions(),
+        return {
+            **describe_surroundings(_without_key(command)),
             "settings": settings | {"api_key": None, "request_rate": str(settings["request_rate"])},  # JSON has no inf
             "server": server,
             "results": asdict(self.summary),
@@ -74,7 +66,6 @@ class Report:
             "skipped": self.skipped,
             "warnings": self._all_warnings(),
         }
-        return msgspec.json.format(msgspec.json.encode(everything, enc_hook=str), indent=2)
 
     def _all_warnings(self) -> list[str]:
         warnings = list(self.warnings)
@@ -120,8 +111,8 @@ def _cells(values: Distribution | None) -> str:
     return "".join(f"{value:>12.2f}" for value in (values.mean, values.p50, values.p90, values.p99))
 
 
-def _command_line(arguments: Sequence[str]) -> str:
-    shown = list(arguments)
+def _without_key(command: Sequence[str]) -> list[str]:
+    shown = list(command)
     for i, argument in enumerate(shown):
         name, equals, _ = argument.partition("=")
         if name.replace("-", "_") == "__api_key":
@@ -129,15 +120,4 @@ def _command_line(arguments: Sequence[str]) -> str:
                 shown[i] = f"{name}=***"
             elif i + 1 < len(shown):
                 shown[i + 1] = "***"
-    return shlex.join(shown)
-
-
-def versions(packages: Sequence[str] = _OUR_PACKAGES) -> dict[str, str]:
-    """Versions of Python, the platform and the packages that matter."""
-    versions = {"python": sys.version.split()[0], "platform": platform.platform()}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
+    return shown

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import msgspec
 import numpy as np
+from script_tools.json_file import write_json
 from script_tools.load_generator import send_load
 from script_tools.running_server import BENCH_FLAGS, running_server
 
@@ -68,7 +68,7 @@ def saturate(
         kept.mkdir(parents=True, exist_ok=True)
         with _sampling(server.pid, read_device_mib) as samples:
             runs = list(_run_again_and_again(server.url, trace, time.monotonic() + 60 * minutes, kept))
-        (kept / "memory.json").write_bytes(msgspec.json.encode(samples))
+        write_json(kept / "memory.json", samples)
     print(
         f"{len(runs)} runs: median {median(run.requests_per_s for run in runs):.2f} req/s, "
         f"{median(run.output_tokens_per_s for run in runs):.0f} output tokens/s"

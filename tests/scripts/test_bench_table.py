@@ -1,6 +1,5 @@
 """The table of figures, and what fills it, as far as a machine without a GPU can."""
 
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ from engine_bench.server_figures import (
     measure_loads,
     measure_server,
 )
-from engine_bench.surroundings import commit_of, describe_surroundings
 from script_tools.load_generator import send_load
 from script_tools.running_server import Server, running_server
 
@@ -31,7 +29,7 @@ from tests.scripts.fake_server import CHUNKED, END, FakeServer, Steps, chunk, ev
 RATE, TIME = Target("req/s", 79, 65), Target("ms", None, 4.3)
 SURROUNDINGS = {
     "date": "2026-11-30",
-    "command": ["bench_table.py", "--trace", "my lengths.csv"],
+    "command": "bench_table.py --trace 'my lengths.csv'",
     "commit": "abc1234",
     "gpu": "some GPU",
     "versions": {"torch": "2.11.0"},
@@ -245,32 +243,3 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(
     with pytest.raises(SystemExit):
         bench_table.main(arguments)
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_commit_of_a_checkout_is_named_with_its_changes(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-        command = ["git", "-C", str(tmp_path), *identity, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    assert commit_of(tmp_path) is None
-    git("init")
-    assert commit_of(tmp_path) is None  # it has no commit yet
-    (tmp_path / "file").write_text("1")
-    git("add", "file")
-    git("commit", "-m", "First")
-    commit = git("rev-parse", "--short", "HEAD")
-    (tmp_path / "results.json").touch()
-    assert commit_of(tmp_path) == commit
-    (tmp_path / "file").write_text("2")
-    assert commit_of(tmp_path) == f"{commit} with changes"
-    (tmp_path / "copy").mkdir()
-    assert commit_of(tmp_path / "copy") is None
-
-
-def test_surroundings_are_known_without_git_and_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    surroundings = describe_surroundings(["a.py", "--b"])
-    assert (surroundings["commit"], surroundings["gpu"]) == ("unknown", "none")
-    assert surroundings["versions"]["torch"] == torch.__version__

@@ -1,5 +1,4 @@
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from lightserve.ipc.messages import StepPlan, pack_int32
 
 KEYS = {
     *("req_per_s", "output_tok_per_s", "goodput_req_per_s", "peak_slots", "mean_slots", "max_total_token_num"),
-    *("pauses", "decision_us_p50", "decision_us_p99", "hit_rate"),
+    *("date", "command", "commit", "gpu", "versions", "pauses", "decision_us_p50", "decision_us_p99", "hit_rate"),
 }
 
 
@@ -32,20 +31,17 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def simulate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trace: Path, *flags: str) -> dict[str, Any]:
+def simulate(tmp_path: Path, trace: Path, *flags: str) -> dict[str, Any]:
     result = tmp_path / "result.json"
-    command = ["simulate_router.py", "--trace", str(trace), "--max_total_token_num", "3000", "--json", str(result)]
-    monkeypatch.setattr(sys, "argv", [*command, *flags])
-    simulate_router.main()
+    ours = ["--trace", str(trace), "--max_total_token_num", "3000", "--json", str(result)]
+    assert simulate_router.main([*ours, *flags]) == 0
     report: dict[str, Any] = json.loads(result.read_text())
     return report
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_serves_everybody_within_the_pool(
-    policy: str, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = simulate(monkeypatch, tmp_path, trace, "--router_policy", policy, "--max_new_tokens", "200")
+def test_every_policy_serves_everybody_within_the_pool(policy: str, trace: Path, tmp_path: Path) -> None:
+    report = simulate(tmp_path, trace, "--router_policy", policy, "--max_new_tokens", "200")
     assert report.keys() >= KEYS
     assert report["failed"] == 0
     assert report["peak_slots"] <= 3000
@@ -55,39 +51,34 @@ def test_every_policy_serves_everybody_within_the_pool(
         assert report["pauses"] == 0
 
 
-def test_known_lengths_fill_the_pool_better_than_reserving(
-    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_lengths_fill_the_pool_better_than_reserving(trace: Path, tmp_path: Path) -> None:
     ours, theirs, static = (
-        simulate(monkeypatch, tmp_path, trace, "--router_policy", policy)
-        for policy in ("conservative", "reserve_all", "static")
+        simulate(tmp_path, trace, "--router_policy", policy) for policy in ("conservative", "reserve_all", "static")
     )
     assert ours["req_per_s"] > theirs["req_per_s"] > static["req_per_s"]
     assert ours["mean_use_while_waiting"] > theirs["mean_use_while_waiting"]
 
 
-def test_two_runs_are_the_same_but_for_the_wall_clock(
-    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_runs_are_the_same_but_for_the_wall_clock(trace: Path, tmp_path: Path) -> None:
     first, second = (
         {
             name: value
-            for name, value in simulate(monkeypatch, tmp_path, trace, "--request_rate", "50").items()
-            if not name.startswith(("decision_us", "wall_s"))
+            for name, value in simulate(tmp_path, trace, "--request_rate", "50").items()
+            if not name.startswith(("decision_us", "wall_s", "date"))
         }
         for _ in range(2)
     )
     assert first == second
 
 
-def test_blocks_that_the_trace_names_are_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_the_trace_names_are_found_in_the_cache(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     rows = [
         {"timestamp": 1000 * number, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3 + number]}
         for number in range(10)
     ]
     path.write_text("\n".join(json.dumps(row) for row in rows))
-    report = simulate(monkeypatch, tmp_path, path)
+    report = simulate(tmp_path, path)
     assert report["hit_rate"] == pytest.approx(9 * 1024 / (10 * 1100))
 
 

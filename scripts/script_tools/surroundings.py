@@ -1,16 +1,20 @@
 """When, from what and on what something was measured."""
 
+import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-from benchmark.report import versions
-
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_PACKAGES = ("lightserve", "torch", "triton", "numpy", "msgspec", "rpyc")
+_PACKAGES = (
+    *("lightserve", "torch", "triton", "numpy", "safetensors", "tokenizers"),
+    *("uvicorn", "uvloop", "httptools", "msgspec", "pyzmq", "rpyc"),
+)
 _GPU_QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 
 
@@ -22,10 +26,10 @@ def describe_surroundings(command: Sequence[str]) -> dict[str, Any]:
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": list(command),
+        "command": shlex.join(command),
         "commit": commit_of(_ROOT) or "unknown",
         "gpu": ", ".join(dict.fromkeys(_ask(_GPU_QUERY) or ())) or "none",
-        "versions": versions(_PACKAGES) | {"cuda": torch.version.cuda or "none"},
+        "versions": _versions(),
     }
 
 
@@ -37,6 +41,19 @@ def commit_of(root: Path) -> str | None:
     if about is None or Path(about[0]) != root.resolve():
         return None
     return about[1] + (" with changes" if _ask((*git, "status", "--porcelain", "--untracked-files=no")) else "")
+
+
+def _versions() -> dict[str, str]:
+    """Versions of Python, the platform and the packages that matter; CUDA's where the script has loaded torch."""
+    versions = {"python": sys.version.split()[0], "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    if "torch" in sys.modules:
+        versions["cuda"] = sys.modules["torch"].version.cuda or "none"
+    return versions
 
 
 def _ask(command: Sequence[str]) -> list[str] | None:
