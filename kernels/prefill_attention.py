@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lightserve.kernels.decode_attention import LOG2_E, attend_reference, load_heads
+from lightserve.kernels.attention import LOG2_E, attend_reference, load_heads
 from lightserve.kernels.dot import dot
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
 

@@ -32,6 +32,7 @@ from lightserve.kernels import rms_norm as norm
 from lightserve.kernels import rope_kv_write as rope
 from lightserve.kernels import silu_mul as silu
 from lightserve.kernels import skinny_gemm as gemm
+from lightserve.kernels.decode_plan import plan_decode
 
 BF16 = torch.bfloat16
 CACHE_BYTES = 64 << 20  # more than the second-level cache of an H200
@@ -261,7 +262,7 @@ def decode_case(cache: torch.Tensor, lengths: list[int], name: str) -> Case:
     tables = [scatter(lengths, len(cache)) for _ in copies(size)]
     q = torch.randn(n, NUM_HEADS, head_dim, dtype=BF16)
     out = torch.full_like(q, float("nan"))
-    plan = decode.plan_decode(rows, seq_lens, num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS, head_dim=head_dim)
+    plan = plan_decode(rows, seq_lens, num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS, head_dim=head_dim)
     scale = head_dim**-0.5
 
     def run(table: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lightserve.kernels.decode_attention import DecodePlan, decode_attention, plan_decode
+from lightserve.kernels.decode_attention import decode_attention
+from lightserve.kernels.decode_plan import DecodePlan, plan_decode
 from lightserve.kernels.embedding import embedding
 from lightserve.kernels.prefill_attention import PrefillPlan, plan_prefill, prefill_attention
 from lightserve.kernels.rms_norm import add_rms_norm, rms_norm

@@ -3,12 +3,8 @@
 import pytest
 import torch
 
-from lightserve.kernels.decode_attention import (
-    SHORT_CHUNK,
-    decode_attention,
-    decode_attention_reference,
-    plan_decode,
-)
+from lightserve.kernels.decode_attention import decode_attention, decode_attention_reference
+from lightserve.kernels.decode_plan import SHORT_CHUNK, plan_decode
 from lightserve.kernels.rope_kv_write import Rotation
 from tests.kernels.kit import DTYPES, HEADS, assert_close, int32, poisoned, randn, random_slots
 
@@ -41,7 +37,7 @@ def test_decode_attention_equals_its_reference(
 def test_the_items_of_long_requests_are_merged_inside_the_kernel_and_after_it(
     multiprocessors: int, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightserve.kernels.decode_attention.num_multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr("lightserve.kernels.decode_plan.num_multiprocessors", lambda device: multiprocessors)
     check([3 * CHUNK + 1, 7, 2 * CHUNK], heads, 64, torch.float32)
 
 
@@ -88,22 +84,3 @@ def test_a_plan_serves_many_launches() -> None:
     first = decode_attention(*arguments, scale=0.125, plan=plan)
     assert torch.equal(decode_attention(*arguments, scale=0.125, plan=plan), first)
     assert_close(first, decode_attention_reference(*arguments, scale=0.125))
-
-
-def test_a_plan_fills_the_device_with_one_request_and_never_more_than_its_room() -> None:
-    items = plan_decode(int32([0]), int32([100_000]), num_heads=2, num_kv_heads=1, head_dim=128).items
-    assert (items[:, 0] == 0).sum() > 0.9 * len(items)
-
-
-@pytest.mark.parametrize("seq_lens", [[1], [0, 0], [100_000], [5, 100_000, 0, 700], [640] * 300, list(range(1, 1025))])
-def test_a_plan_covers_every_position_once_with_room_for_all_items(seq_lens: list[int]) -> None:
-    req_rows = int32([i + 7 for i in range(len(seq_lens))])
-    items = plan_decode(req_rows, int32(seq_lens), num_heads=8, num_kv_heads=8, head_dim=64).items.tolist()
-    used = [item[:6] for item in items if item[0] >= 0]
-    assert all(item[0] == -1 for item in items[len(used) :])
-    for req, seq_len in enumerate(seq_lens):
-        mine = [item for item in used if item[0] == req]
-        assert [item[2] for item in mine] == [0] + [item[3] for item in mine[:-1]]
-        assert mine[-1][3] == seq_len
-        assert all(item[1] == req + 7 and used[item[4]] == mine[0] and item[5] == len(mine) for item in mine)
-        assert all((item[3] - item[2]) % 32 == 0 for item in mine[:-1])

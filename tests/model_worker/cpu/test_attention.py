@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightserve.ipc.messages import NewReq, StepPlan, pack_int32
-from lightserve.kernels.decode_attention import attend_reference
+from lightserve.kernels.attention import attend_reference
 from lightserve.model_worker.cpu.attention import attend, plan_attention
 from lightserve.model_worker.cpu.decode_attention import AttentionShape, group_by_length
 from lightserve.model_worker.cpu.forward_batch import ForwardBatch
