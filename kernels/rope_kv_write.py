@@ -173,8 +173,9 @@ def _rope_kv_write_kernel(
     if NORM:
         mean_square = tl.sum(a * a + b * b, axis=1, keep_dims=True) / (2 * HALF)
         factor = tl.where(is_value, 1.0, tl.rsqrt(mean_square + eps))
-        a = _round(a * factor * _gain(q_norm, k_norm, column, is_query, is_value, HALF), qkv)
-        b = _round(b * factor * _gain(q_norm + HALF, k_norm + HALF, column, is_query, is_value, HALF), qkv)
+        dtype = qkv.dtype.element_ty
+        a = _apply_gain(a * factor, _gain(q_norm, k_norm, column, is_query, is_value, HALF), dtype)
+        b = _apply_gain(b * factor, _gain(q_norm + HALF, k_norm + HALF, column, is_query, is_value, HALF), dtype)
     low = (a * cos - b * sin).to(kv_layer.dtype.element_ty)
     high = (b * cos + a * sin).to(kv_layer.dtype.element_ty)
     query = out + token * (NUM_HEADS * 2 * HALF) + head * (2 * HALF) + column
@@ -194,13 +195,17 @@ def _gain(q_norm, k_norm, column, is_query, is_value, HALF: tl.constexpr):
 
 
 @triton.jit
-def _round(value, like):
-    return value.to(like.dtype.element_ty).to(tl.float32)
+def _apply_gain(normal, gain, dtype):
+    """Multiply by a norm's gain, and round as a norm does that stores its result."""
+    return (normal * gain).to(dtype).to(tl.float32)
 
 
 @triton.jit
 def rotate(heads, column, inside, angles, gain, eps, HEAD_DIM: tl.constexpr, NORM: tl.constexpr):
     """Load heads, normalise them if asked, and rotate them.
+
+    Each column reads its partner's value too, for a product takes its operand whole. ``_rope_kv_write_kernel`` goes by
+    halves instead and loads each value once: with this function it has 50 to 80 % more instructions (sm_90).
 
     Args:
         heads: [rows, 1] pointers, where each row's head begins.
@@ -221,8 +226,8 @@ def rotate(heads, column, inside, angles, gain, eps, HEAD_DIM: tl.constexpr, NOR
     within = column < HEAD_DIM
     if NORM:
         factor = tl.rsqrt(tl.sum(value * value, axis=1, keep_dims=True) / HEAD_DIM + eps)
-        value = (value * factor * tl.load(gain + column, mask=within, other=0).to(tl.float32)).to(dtype).to(tl.float32)
-        other = (other * factor * tl.load(gain + partner, mask=within, other=0).to(tl.float32)).to(dtype).to(tl.float32)
+        value = _apply_gain(value * factor, tl.load(gain + column, mask=within, other=0).to(tl.float32), dtype)
+        other = _apply_gain(other * factor, tl.load(gain + partner, mask=within, other=0).to(tl.float32), dtype)
     cos = tl.load(angles + column % HALF, mask=within, other=0)
     sin = tl.load(angles + HALF + column % HALF, mask=within, other=0)
     return (value * cos + tl.where(column < HALF, -other, other) * sin).to(dtype)
