@@ -22,9 +22,9 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
 import torch
-from engine_bench.random_checkpoint import random_bits, write_checkpoint
 from script_tools.flags import integers
 from script_tools.json_file import write_json
+from script_tools.random_checkpoint import random_bits, write_checkpoint
 from script_tools.surroundings import describe_surroundings
 
 from lightserve.model_config import load_model_config

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leave
 
 import numpy as np
 import torch
-from engine_bench.recording_model import RecordingModel
+from script_tools.recording_model import RecordingModel
 
 from lightserve.boot import Boot
 from lightserve.config import ServerConfig

@@ -30,14 +30,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
-from engine_bench.checks import NotRunError, require_gpus
-from engine_bench.default_model_check import compare_devices
-from engine_bench.memory_check import fill_memory
-from engine_bench.pressure_check import press
-from engine_bench.ranks_check import compare_ranks
-from engine_bench.sanitizer_check import sanitize
-from engine_bench.saturation_check import saturate
-from engine_bench.server_check import run_server
+from gpu_checks.default_model_check import compare_devices
+from gpu_checks.memory_check import fill_memory
+from gpu_checks.pressure_check import press
+from gpu_checks.ranks_check import compare_ranks
+from gpu_checks.requirements import NotRunError, require_gpus
+from gpu_checks.sanitizer_check import sanitize
+from gpu_checks.saturation_check import saturate
+from gpu_checks.server_check import run_server
 
 from lightserve.config import ServerConfig
 from lightserve.default_model import fetch_default_model

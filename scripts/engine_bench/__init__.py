@@ -1,1 +1,1 @@
-"""The parts of bench_engine.py."""
+"""What ``scripts/bench_engine.py``, ``bench_model.py`` and ``bench_table.py`` measure with."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_bench.recording_model import RecordingModel
+from script_tools.recording_model import RecordingModel
 
 from lightserve.model_worker.cpu.runner import CpuEngine
 from tests.model_worker.references import make_reference, reference_greedy

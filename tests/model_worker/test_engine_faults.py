@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_bench.recording_model import RecordingModel
+from script_tools.recording_model import RecordingModel
 
 from lightserve.errors import InvariantError
 from lightserve.ipc.messages import StepPlan

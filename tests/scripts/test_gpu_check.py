@@ -4,15 +4,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from engine_bench import sanitizer_check
-from engine_bench.checks import NotRunError
 from engine_bench.engine_host import open_engine
-from engine_bench.memory_check import brim_lengths, fill_pool, run_largest_steps, slots_that_fit
-from engine_bench.pressure_check import press
-from engine_bench.ranks_check import compare_model, write_tiny
-from engine_bench.sanitizer_check import count_errors, kernels_named, sanitize
-from engine_bench.saturation_check import Sample, resident_mib, stays_constant
 from gpu_check import Outcome, main, report, summarize
+from gpu_checks import sanitizer_check
+from gpu_checks.memory_check import brim_lengths, fill_pool, run_largest_steps, slots_that_fit
+from gpu_checks.pressure_check import press
+from gpu_checks.ranks_check import compare_model, write_tiny
+from gpu_checks.requirements import NotRunError
+from gpu_checks.sanitizer_check import count_errors, kernels_named, sanitize
+from gpu_checks.saturation_check import Sample, resident_mib, stays_constant
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engine_bench.kernel_tour import Group, Kernel, Model, Tour, all_kernels, run_tour
+from gpu_checks.kernel_tour import Group, Kernel, Model, Tour, all_kernels, run_tour
 
 from lightserve.kernels import prefill_attention
 from lightserve.sampling_params import SamplingParams

@@ -6,7 +6,7 @@ from pathlib import Path
 import bench_loading
 import pytest
 import torch
-from engine_bench.random_checkpoint import random_bits, write_checkpoint
+from script_tools.random_checkpoint import random_bits, write_checkpoint
 
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.weights.loader import load_weights

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine_bench import kernel_tour
+from gpu_checks import kernel_tour
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TOUR = Path(kernel_tour.__file__)

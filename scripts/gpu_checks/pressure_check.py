@@ -3,8 +3,8 @@
 import dataclasses
 
 import numpy as np
-
 from engine_bench.engine_host import Work, open_engine
+
 from lightserve.config import ServerConfig
 
 _LEAST_USED_FRAC = 0.98

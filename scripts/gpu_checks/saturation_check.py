@@ -14,7 +14,7 @@ from script_tools.json_file import write_json
 from script_tools.load_generator import send_load
 from script_tools.running_server import BENCH_FLAGS, running_server
 
-from engine_bench.gpu_memory import used_mib
+from gpu_checks.gpu_memory import used_mib
 
 _CLIENT_FLAGS = ("--client_processes", "4")
 _INTERVAL_S = 10.0

@@ -25,8 +25,9 @@ from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # PYTHONSAFEPATH leaves it out
 
+from script_tools.random_checkpoint import spread_numbers, write_checkpoint
+
 import lightserve.kernels
-from engine_bench.random_checkpoint import spread_numbers, write_checkpoint
 from lightserve.kernels.compile_ahead import compiling_ahead
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.cuda.blueprint import load_blueprint

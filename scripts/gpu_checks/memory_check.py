@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
 from engine_bench.engine_host import EngineError, EngineHost, Work, open_engine
-from engine_bench.gpu_memory import used_mib
+
+from gpu_checks.gpu_memory import used_mib
 from lightserve.config import ServerConfig
 from lightserve.sampling_params import SamplingParams
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
-from engine_bench.checks import require_gpus
 from engine_bench.engine_host import Work, open_engine
-from engine_bench.random_checkpoint import spread_numbers, write_checkpoint
+from script_tools.random_checkpoint import spread_numbers, write_checkpoint
+
+from gpu_checks.requirements import require_gpus
 from lightserve.config import ServerConfig
 from lightserve.dummy_tokenizer import write_dummy_tokenizer
 from lightserve.model_config import load_model_config

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_bench.checks import NotRunError
+from gpu_checks.requirements import NotRunError
 
 _TOUR = Path(__file__).resolve().parent / "kernel_tour.py"
 _CUDA_BIN = "/usr/local/cuda/bin"
