@@ -25,8 +25,9 @@ from kernel_bench.case import Case
 from kernel_bench.elementwise import embedding_cases, rms_norm_cases, rope_kv_write_cases, silu_mul_cases
 from kernel_bench.products import gemv_cases, skinny_gemm_cases
 from kernel_bench.result import Ceilings, Result, Times, format_result, summarize
-from kernel_bench.sampling import greedy_cases, penalties_cases, sampling_cases
+from kernel_bench.sampling import forbid_cases, greedy_cases, penalties_cases, sampling_cases
 from kernel_bench.timing import measure_ceilings, time_case
+from kernel_bench.token_bookkeeping import commit_tokens_cases, place_tokens_cases
 from script_tools.json_file import write_json
 from script_tools.surroundings import describe_surroundings
 
@@ -42,6 +43,9 @@ KERNELS: dict[str, Callable[[], Iterator[Case]]] = {
     "greedy": greedy_cases,
     "sampling": sampling_cases,
     "penalties": penalties_cases,
+    "forbid": forbid_cases,
+    "place_tokens": place_tokens_cases,
+    "commit_tokens": commit_tokens_cases,
 }
 
 

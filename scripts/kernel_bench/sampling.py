@@ -8,7 +8,7 @@ import torch
 from kernel_bench.case import BF16, VOCAB_SIZE, Case, copies, error_against, num_different, relative_error, worst
 from lightserve.kernels.draw import kept_mass_reference
 from lightserve.kernels.greedy import greedy, greedy_reference
-from lightserve.kernels.penalties import penalties, penalties_reference
+from lightserve.kernels.penalties import forbid, forbid_reference, penalties, penalties_reference
 from lightserve.kernels.sampling import sample
 from lightserve.kernels.uniform import uniform_reference
 
@@ -78,3 +78,19 @@ def penalties_cases(row_counts: Sequence[int] = (256,), vocab_size: int = VOCAB_
         error = partial(error_against, penalties, penalties_reference, *arguments)
         runs = [partial(penalties, *arguments)] * 2
         yield Case(f"{n} x {vocab_size}", runs, error, bytes=n * vocab_size * (2 + 4 + 4))
+
+
+def forbid_cases(row_counts: Sequence[int] = (1, 256), vocab_size: int = VOCAB_SIZE, width: int = 68) -> Iterator[Case]:
+    """Rows that may forbid 64 stop ids beside the model's own, half of which they do."""
+    for n in row_counts:
+        scores, size = torch.randn(n, vocab_size), n * width * (4 + 2)
+        sets = [torch.randint(-vocab_size, vocab_size, (n, width)).int().clamp_min(-1) for _ in copies(size)]
+        runs = [partial(forbid, scores, ids) for ids in sets]
+        yield Case(f"{n} x {width} of {vocab_size}", runs, partial(_forbid_error, scores, sets[0]), bytes=size)
+
+
+def _forbid_error(scores: torch.Tensor, forbidden_ids: torch.Tensor) -> float:
+    out, expected = scores.clone(), scores.clone()
+    forbid(out, forbidden_ids)
+    forbid_reference(expected, forbidden_ids)
+    return num_different(out, expected)

@@ -17,7 +17,8 @@ from kernel_bench.case import Case, worst
 from kernel_bench.elementwise import embedding_cases, rms_norm_cases, rope_kv_write_cases, silu_mul_cases
 from kernel_bench.products import Product, gemv_cases, skinny_gemm_cases
 from kernel_bench.result import Ceilings, Result, Times, format_result, summarize
-from kernel_bench.sampling import greedy_cases, penalties_cases, sampling_cases
+from kernel_bench.sampling import forbid_cases, greedy_cases, penalties_cases, sampling_cases
+from kernel_bench.token_bookkeeping import commit_tokens_cases, place_tokens_cases
 from script_tools.json_file import write_json
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
@@ -34,6 +35,7 @@ TINY: dict[str, Callable[[], Iterator[Case]]] = {
     "decode_attention": partial(
         decode_attention_cases,
         batches=(DecodeBatch(2, 40), DecodeBatch(3, range(5, 90))),
+        rotated=(DecodeBatch(1, 150), DecodeBatch(3, 20)),
         heads=HEADS,
         head_dims=(16,),
         num_slots=300,
@@ -51,6 +53,9 @@ TINY: dict[str, Callable[[], Iterator[Case]]] = {
     "greedy": partial(greedy_cases, (1, 3), 300),
     "sampling": partial(sampling_cases, (2,), 300),
     "penalties": partial(penalties_cases, (3,), 300),
+    "forbid": partial(forbid_cases, (1, 3), 300, 8),
+    "place_tokens": partial(place_tokens_cases, (1, 20), 7, 16),
+    "commit_tokens": partial(commit_tokens_cases, (1, 3), 300),
 }
 CEILINGS = Ceilings(copy_tb_s=4.0, product_tflop_s=800.0)
 

@@ -1,0 +1,70 @@
+"""Cases of what keeps a step's ids and slots: a launch each, with little to move."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from kernel_bench.case import VOCAB_SIZE, Case, copies, num_different, worst
+from lightserve.kernels.commit_tokens import commit_tokens, commit_tokens_reference
+from lightserve.kernels.place_tokens import place_tokens, place_tokens_reference
+
+
+def place_tokens_cases(
+    token_counts: Sequence[int] = (1, 256, 8192), num_rows: int = 256, width: int = 8192
+) -> Iterator[Case]:
+    """Tokens of at most ``num_rows`` requests, half of whose ids were sampled in the step before."""
+    table = torch.zeros(num_rows, width, dtype=torch.int32)
+    next_token = torch.randint(0, VOCAB_SIZE, (num_rows,)).int()
+    for n in token_counts:
+        token = torch.arange(n).int()
+        places = token % num_rows, token // num_rows
+        size = n * 7 * 4
+        sets = [
+            (torch.randint(-VOCAB_SIZE, VOCAB_SIZE, (n,)).int(), next_token, *places, torch.randperm(n).int())
+            for _ in copies(size)
+        ]
+        runs = [partial(place_tokens, *tokens, table) for tokens in sets]
+        yield Case(f"n = {n}", runs, partial(_place_tokens_error, *sets[0], width), bytes=size)
+
+
+def _place_tokens_error(
+    given_ids: torch.Tensor,
+    next_token: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    width: int,
+) -> float:
+    tokens = (given_ids, next_token, rows, positions, slots)
+    table, expected_table = (torch.full((len(next_token), width), -1, dtype=torch.int32) for _ in range(2))
+    ids = place_tokens(*tokens, table)
+    expected_ids = place_tokens_reference(*tokens, expected_table)
+    return worst(num_different(ids, expected_ids), num_different(table, expected_table))
+
+
+def commit_tokens_cases(row_counts: Sequence[int] = (1, 256), vocab_size: int = VOCAB_SIZE) -> Iterator[Case]:
+    num_rows = max(row_counts)
+    next_token = torch.zeros(num_rows, dtype=torch.int32)
+    counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32)
+    for n in row_counts:
+        rows, out = torch.randperm(num_rows)[:n].int(), torch.empty(2, n, dtype=torch.int32)
+        for token_counts, name, size in ((None, f"n = {n}", n * 6 * 4), (counts, f"n = {n}, counted", n * 8 * 4)):
+            sets = [(torch.randint(0, vocab_size, (n,)).int(), torch.randn(n)) for _ in copies(size)]
+            runs = [
+                partial(commit_tokens, ids, logprobs, rows, next_token, out=out, token_counts=token_counts)
+                for ids, logprobs in sets
+            ]
+            yield Case(name, runs, partial(_commit_tokens_error, *sets[0], rows, token_counts), bytes=size)
+
+
+def _commit_tokens_error(
+    token_ids: torch.Tensor, logprobs: torch.Tensor, rows: torch.Tensor, token_counts: torch.Tensor | None
+) -> float:
+    states = []
+    for commit in (commit_tokens, commit_tokens_reference):
+        next_token, out = torch.full((int(rows.max()) + 1,), -1).int(), torch.full((2, len(rows)), -1).int()
+        counts = None if token_counts is None else token_counts.clone()
+        commit(token_ids, logprobs, rows, next_token, out=out, token_counts=counts)
+        states.append([next_token, out] if counts is None else [next_token, out, counts])
+    return worst(*(num_different(state, expected) for state, expected in zip(*states, strict=True)))
