@@ -81,7 +81,7 @@ def plan_decode(
     num_packs = num_kv_heads // heads_per_pack(num_heads, num_kv_heads, head_dim)
     plan = _empty_plan(seq_lens, num_packs, num_heads, num_kv_heads, head_dim)
     if num_reqs:
-        _plan_kernel[(1,)](
+        _plan_decode_kernel[(1,)](
             req_rows,
             seq_lens,
             plan.items,
@@ -194,7 +194,7 @@ def load_item(items, index):
 
 
 @triton.jit
-def _plan_kernel(
+def _plan_decode_kernel(
     req_rows,
     seq_lens,
     items,

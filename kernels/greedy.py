@@ -44,7 +44,7 @@ def greedy(logits: torch.Tensor, *, vocab_size: int) -> tuple[torch.Tensor, torc
     num_tiles = triton.cdiv(vocab_size, TILE)
     tile_stats = torch.empty(n, 2, num_tiles, dtype=torch.float32, device=device)
     tile_best_ids = torch.empty(n, num_tiles, dtype=torch.int32, device=device)
-    _tile_kernel[(n, num_tiles)](
+    _greedy_tile_kernel[(n, num_tiles)](
         logits,
         tile_stats,
         tile_best_ids,
@@ -55,7 +55,7 @@ def greedy(logits: torch.Tensor, *, vocab_size: int) -> tuple[torch.Tensor, torc
         num_warps=4,
         **dependent_launch(logits),
     )
-    _row_kernel[(n,)](
+    _greedy_row_kernel[(n,)](
         tile_stats,
         tile_best_ids,
         token_ids,
@@ -83,7 +83,7 @@ TILE = 4096  # 32 tiles in a row of 128,256
 
 
 @triton.jit
-def _tile_kernel(
+def _greedy_tile_kernel(
     logits,
     tile_stats,
     tile_best_ids,
@@ -120,7 +120,7 @@ def finite_or_zero(value):
 
 # The row kernel of sampling.py begins alike; with this beginning in a function, it takes up to 244 registers, not 212.
 @triton.jit
-def _row_kernel(
+def _greedy_row_kernel(
     tile_stats,
     tile_best_ids,
     token_ids,

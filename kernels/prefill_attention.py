@@ -108,7 +108,7 @@ def plan_prefill(
     slots = torch.empty(gather_len, dtype=torch.int32, device=seq_lens.device)
     first_keys = torch.empty(num_reqs, dtype=torch.int32, device=seq_lens.device)
     if num_reqs:
-        _plan_kernel[(1,)](
+        _plan_prefill_kernel[(1,)](
             req_rows,
             cu_seqlens,
             seq_lens,
@@ -124,7 +124,7 @@ def plan_prefill(
             **dependent_launch(seq_lens),
         )
     if gather_len:
-        _slots_kernel[(num_reqs, triton.cdiv(gather_len, 1024))](
+        _gather_slots_kernel[(num_reqs, triton.cdiv(gather_len, 1024))](
             req_to_slots,
             req_rows,
             seq_lens,
@@ -241,7 +241,7 @@ def _gather(kv_layer: torch.Tensor, slots: torch.Tensor, tile: list[int]) -> Ten
     """Copy the slots' K and V side by side; describe the copy by tiles of one head's keys or values."""
     width = kv_layer[0].numel()
     copy = torch.empty(len(slots), width, dtype=kv_layer.dtype, device=kv_layer.device)
-    _gather_kernel[(triton.cdiv(len(slots), 4),)](
+    _gather_kv_kernel[(triton.cdiv(len(slots), 4),)](
         kv_layer,
         slots,
         copy,
@@ -257,7 +257,7 @@ def _gather(kv_layer: torch.Tensor, slots: torch.Tensor, tile: list[int]) -> Ten
 
 
 @triton.jit
-def _plan_kernel(
+def _plan_prefill_kernel(
     req_rows,
     cu_seqlens,
     seq_lens,
@@ -304,7 +304,7 @@ def _plan_kernel(
 
 
 @triton.jit
-def _slots_kernel(
+def _gather_slots_kernel(
     req_to_slots,
     req_rows,
     seq_lens,
@@ -327,7 +327,7 @@ def _slots_kernel(
 
 
 @triton.jit
-def _gather_kernel(
+def _gather_kv_kernel(
     kv_layer,
     slots,
     copy,

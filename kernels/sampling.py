@@ -95,7 +95,7 @@ def sample(
     distances = torch.empty(n, CANDIDATES, dtype=torch.float32, device=device)
     candidates = torch.empty(n, CANDIDATES, dtype=torch.int32, device=device)
     groups = torch.empty(n, num_groups, dtype=torch.int32, device=device)
-    _tile_kernel[(n, num_tiles)](
+    _sample_tile_kernel[(n, num_tiles)](
         logits,
         scores,
         temperature,
@@ -112,7 +112,7 @@ def sample(
         num_warps=4,
         **dependent_launch(logits),
     )
-    _row_kernel[(n,)](
+    _sample_row_kernel[(n,)](
         logits,
         scores,
         tile_stats,
@@ -154,7 +154,7 @@ CANDIDATES = 4096  # small enough for registers
 
 
 @triton.jit
-def _tile_kernel(
+def _sample_tile_kernel(
     logits,
     scores,
     temperature,
@@ -195,7 +195,7 @@ def _tile_kernel(
 
 
 @triton.jit
-def _row_kernel(
+def _sample_row_kernel(
     logits,
     scores,
     tile_stats,

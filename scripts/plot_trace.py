@@ -22,9 +22,9 @@ from lightserve.model_worker.profiling import GpuEvent, read_gpu_events, summari
 # The first pattern that a name matches gives its kind. Colours keep apart for people who see red and green alike.
 _KINDS = (
     ("copies", "#999999", r"[Mm]emcpy|[Mm]emset"),
-    ("attention", "#0072b2", r"attention|_merge|_plan_|_gather_|_slots_"),
+    ("attention", "#0072b2", r"attention|_plan_(decode|prefill)_|_gather_(slots|kv)_|_merge_kernel"),
     ("products", "#e69f00", r"gemm|gemv|nvjet|cutlass|cublas|splitK"),
-    ("sampling", "#cc79a7", r"_tile_kernel|_row_kernel|greedy|draw|sampl|penalt|commit|forbid|token"),
+    ("sampling", "#cc79a7", r"_greedy_|_sample_|_penalties_|_forbid_|_commit_tokens_"),
     ("norms, rotary embedding, others", "#009e73", r""),
 )
 _IDLE_COLOUR = "#d00000"

@@ -1,5 +1,7 @@
 """The tour that the sanitizer follows, here through the interpreter."""
 
+from collections import Counter
+
 import pytest
 import torch
 from gpu_checks.kernel_tour import Group, Kernel, Model, Tour, all_kernels, run_tour
@@ -17,6 +19,11 @@ TOURS = [
     Tour([MODEL], [torch.bfloat16], [Group([6], 8, WAYS[:1]), Group([1, 2], 8, WAYS)]),
     Tour([MODEL], [torch.float32], [Group([2], 8, WAYS[:1])]),
 ]
+
+
+def test_no_two_kernels_have_one_name() -> None:
+    names = Counter(name for _, name in all_kernels())
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.timeout(400)  # interpreting is slow

@@ -3,11 +3,29 @@
 import re
 
 import pytest
+from gpu_checks.kernel_tour import all_kernels
 from plot_trace import decode_steps, kind_of
 
 from lightserve.model_worker.profiling import GpuEvent
 
 LAST, PROMPTS = re.compile("commit"), re.compile("prefill")
+OTHERS = "norms, rotary embedding, others"
+KIND_OF_MODULE = {
+    "commit_tokens": "sampling",
+    "decode_attention": "attention",
+    "decode_plan": "attention",
+    "embedding": OTHERS,
+    "gemv": "products",
+    "greedy": "sampling",
+    "penalties": "sampling",
+    "place_tokens": OTHERS,
+    "prefill_attention": "attention",
+    "rms_norm": OTHERS,
+    "rope_kv_write": OTHERS,
+    "sampling": "sampling",
+    "silu_mul": OTHERS,
+    "skinny_gemm": "products",
+}
 
 
 def step(start: float, kernel: str = "_decode_attention_kernel", gap: float = 0.0) -> list[GpuEvent]:
@@ -45,15 +63,19 @@ def test_a_trace_without_decode_steps_is_refused() -> None:
         decode_steps(trace(step(0, "_prefill_attention_kernel")), LAST, PROMPTS)
 
 
+def test_every_kernel_of_ours_is_of_the_kind_of_its_module() -> None:
+    kinds = {(module, name): kind_of(name) for module, name in all_kernels()}
+    expected = {(module, name): KIND_OF_MODULE[module.rpartition(".")[2]] for module, name in kinds}
+    assert kinds == expected
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
         ("Memcpy DtoH (Device -> Pinned)", "copies"),
-        ("_decode_attention_kernel", "attention"),
         ("nvjet_sm90_tst_128x64_64x8_4x1_v_bz_TNN", "products"),
-        ("_commit_tokens_kernel", "sampling"),
-        ("_rms_norm_kernel", "norms, rotary embedding, others"),
+        ("void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)", OTHERS),
     ],
 )
-def test_kernels_are_told_apart_by_name(name: str, kind: str) -> None:
+def test_kernels_of_others_are_told_apart_by_name(name: str, kind: str) -> None:
     assert kind_of(name) == kind
