@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from script_tools.flags import integers
 from script_tools.json_file import write_json
+from script_tools.plain_ids import draw_ids
 from script_tools.surroundings import describe_surroundings
 
 from lightserve.ipc.messages import (
@@ -46,7 +47,7 @@ from lightserve.router.scheduler import Scheduler
 from lightserve.sampling_params import SamplingParams
 
 PROMPT_LEN, OUTPUT_LEN = 216, 209  # means of the ShareGPT-like trace
-EOS_ID = 2
+VOCAB_SIZE, EOS_ID = 32_000, 2
 
 
 class Clients:
@@ -70,7 +71,7 @@ class Clients:
     def _arrivals(self) -> Iterator[RouterInbox]:
         while self._num_sent < self.num_ended + self._num_reqs:
             self._num_sent += 1
-            prompt_ids = self._rng.integers(3, 32_000, PROMPT_LEN)
+            prompt_ids = draw_ids(self._rng, VOCAB_SIZE, PROMPT_LEN)
             # Lengths spread so that ends do not come together.
             output_len = int(self._rng.integers(1, 2 * OUTPUT_LEN))
             sampling = SamplingParams(output_len, ignore_eos=True)

@@ -45,7 +45,6 @@ from lightserve.default_model import fetch_default_model
 _ROOT = Path(__file__).resolve().parent.parent
 _PRESET = _ROOT / "scripts" / "presets" / "llama-3.1-8b"
 _ONLY_WHEN_NAMED = ("saturation",)
-_MAX_ID = 40_000  # of the default model's, to stay clear of its special ones
 
 
 class Outcome(Enum):
@@ -72,7 +71,7 @@ def _checks(options: argparse.Namespace) -> dict[str, Callable[[], bool]]:
         "kernels": lambda: _run_tests("tests/kernels"),
         "engine": lambda: _run_tests("tests/model_worker/cuda/test_engine.py"),
         "model": lambda: compare_devices(gguf()),
-        "pressure": lambda: press(_crowded(gguf(), options.num_requests), options.num_requests, _MAX_ID),
+        "pressure": lambda: press(_crowded(gguf(), options.num_requests), options.num_requests),
         "memory": lambda: fill_memory(_PRESET),
         "server": lambda: run_server(gguf()),
         "sanitizer": sanitize,

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from script_tools.plain_ids import draw_ids
 
 from benchmark.prompt import Prompt
 
@@ -20,8 +21,6 @@ _LENGTH_COLUMNS = (
     ("num_prefill_tokens", "num_decode_tokens"),
 )
 _TIME_COLUMN = "TIMESTAMP"
-# Special ids stand at either end of a vocabulary: a fiftieth is left out at each.
-_EDGE_FRAC = 0.02
 # Tokens per entry of hash_ids in Mooncake's traces.
 _BLOCK_LEN = 512
 
@@ -93,8 +92,7 @@ class RandomIds:
     """
 
     def __init__(self, vocab_size: int, seed: int) -> None:
-        edge = int(vocab_size * _EDGE_FRAC)
-        self._low, self._high = edge, vocab_size - edge
+        self._vocab_size = vocab_size
         self._seed = seed
         self._rng = np.random.default_rng(seed)
 
@@ -108,9 +106,7 @@ class RandomIds:
         return Prompt(self._ids(row), row.prompt_len, row.output_len, arrival_s)
 
     def _ids(self, row: TraceRow) -> npt.NDArray[np.int32]:
-        blocks = [self._draw(np.random.default_rng((self._seed, block_id)), _BLOCK_LEN) for block_id in row.block_ids]
+        generators = [np.random.default_rng((self._seed, block_id)) for block_id in row.block_ids]
+        blocks = [draw_ids(generator, self._vocab_size, _BLOCK_LEN) for generator in generators]
         missing = max(0, row.prompt_len - len(blocks) * _BLOCK_LEN)
-        return np.concatenate([*blocks, self._draw(self._rng, missing)])[: row.prompt_len]
-
-    def _draw(self, rng: np.random.Generator, count: int) -> npt.NDArray[np.int32]:
-        return rng.integers(self._low, self._high, count, dtype=np.int32)
+        return np.concatenate([*blocks, draw_ids(self._rng, self._vocab_size, missing)])[: row.prompt_len]

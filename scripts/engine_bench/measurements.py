@@ -8,13 +8,13 @@ from statistics import median
 
 import numpy as np
 from benchmark.traces import read_trace
+from script_tools.plain_ids import draw_ids
 
 from engine_bench.engine_host import EngineHost, Step, Work
 from lightserve.model_config import ModelConfig
 from lightserve.model_worker.profiling import GpuProfile
 
 OUTPUT_LENS = (16, 144)  # whose difference, divided by their distance, is a decode step
-_EDGE_IDS = 1000  # special ids stand at either end of a vocabulary
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,11 @@ class Meter:
 
     Args:
         host: The engine.
-        seed: Of the prompts' ids.
     """
 
-    def __init__(self, host: EngineHost, seed: int = 0) -> None:
+    def __init__(self, host: EngineHost) -> None:
         self._host = host
-        self._random = np.random.default_rng(seed)
+        self._random = np.random.default_rng(0)
 
     def decode(self, batch: int, prompt_len: int, output_lens: tuple[int, int], repeats: int) -> DecodeTime:
         """Time a decode step at one batch size."""
@@ -134,9 +133,8 @@ class Meter:
         return [self._work(prompt_len, output_len) for _ in range(count)]
 
     def _work(self, prompt_len: int, output_len: int) -> Work:
-        vocab_size = self._host.boot.model.vocab_size
-        edge = min(_EDGE_IDS, vocab_size // 4)
-        return Work(self._random.integers(edge, vocab_size - edge, prompt_len).tolist(), output_len)
+        prompt_ids = draw_ids(self._random, self._host.boot.model.vocab_size, prompt_len)
+        return Work(prompt_ids.tolist(), output_len)
 
 
 def prefill_flops(model: ModelConfig, prompt_len: int) -> float:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import rpyc
 from router_simulation.modelled_worker import ModelledWorker, StepModel
+from script_tools.plain_ids import plain_ids
 
 from lightserve.boot import Boot, read_boot
 from lightserve.child import freeze_garbage_collector, process_name, run_child
@@ -17,9 +18,6 @@ from lightserve.ipc.links import Outbox
 from lightserve.ipc.messages import LoadReply, NewReq, ReadyMsg, StepPlan, StepResult, count_int32
 from lightserve.ipc.worker_link import WorkerListener
 from lightserve.router.arrays import IdArray, IntArray, RowArray
-
-# Ids at either end of a vocabulary are special tokens or single bytes: the middle half is plain words.
-_PLAIN_IDS = (0.25, 0.75)
 
 
 class WorkerPace(msgspec.Struct, frozen=True):
@@ -50,7 +48,7 @@ class RealClock:
 
 
 class RandomIds:
-    """Any plain word, and never the end of a sequence.
+    """Any plain id, and never the end of a sequence.
 
     Args:
         vocab_size: Of the model.
@@ -58,8 +56,7 @@ class RandomIds:
     """
 
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        low, high = (round(vocab_size * frac) for frac in _PLAIN_IDS)
-        self._ids = np.setdiff1d(np.arange(low, high, dtype=np.int32), eos_token_ids).astype(np.int32)
+        self._ids = np.setdiff1d(plain_ids(vocab_size), eos_token_ids).astype(np.int32)
         self._rng = np.random.default_rng(0)
 
     def enter(self, new: NewReq) -> None:

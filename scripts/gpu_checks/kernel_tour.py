@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # PYTHONSAFEPATH leaves it out
 
+from script_tools.plain_ids import draw_ids
 from script_tools.random_checkpoint import spread_numbers, write_checkpoint
 
 import lightserve.kernels
@@ -199,7 +200,7 @@ def _run_engine(path: Path, dtype: torch.dtype, device: torch.device, groups: Se
     slots = random.permutation(_NUM_SLOTS).astype(np.int32)
     for group in groups:
         for sampling in group.sampling:
-            prompts = [random.integers(3, config.vocab_size, length).tolist() for length in group.prompt_lens]
+            prompts = [draw_ids(random, config.vocab_size, length).tolist() for length in group.prompt_lens]
             batch = OfflineBatch(engine, slots, chunked_prefill_size=group.chunk)
             batch.run(prompts, [sampling] * len(prompts))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from engine_bench.engine_host import EngineError, EngineHost, Work, open_engine
+from script_tools.plain_ids import draw_ids
 
 from gpu_checks.gpu_memory import used_mib
 from lightserve.config import ServerConfig
@@ -17,7 +18,6 @@ from lightserve.sampling_params import SamplingParams
 _MAX_GROWTH_MIB = 256
 _TOO_MANY_SLOTS = 1_000_000_000
 _SAME_FRAC = 0.01  # what fits is measured at each start anew
-_EDGE_ID = 1000  # special ids stand beyond either end
 # The way of sampling that takes the most memory: penalties, and a draw.
 _PICKY = SamplingParams(1, temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.1, ignore_eos=True)
 
@@ -120,7 +120,5 @@ def brim_lengths(num_slots: int, num_rows: int, chunk: int) -> Sequence[Lengths]
 
 
 def _work(host: EngineHost, prompt_len: int, output_len: int, sampling: SamplingParams) -> Work:
-    vocab_size = host.boot.model.vocab_size
-    edge = min(_EDGE_ID, vocab_size // 4)
-    random = np.random.default_rng(prompt_len)
-    return Work(random.integers(edge, vocab_size - edge, prompt_len).tolist(), output_len, sampling)
+    prompt_ids = draw_ids(np.random.default_rng(prompt_len), host.boot.model.vocab_size, prompt_len)
+    return Work(prompt_ids.tolist(), output_len, sampling)

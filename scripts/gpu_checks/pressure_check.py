@@ -4,13 +4,14 @@ import dataclasses
 
 import numpy as np
 from engine_bench.engine_host import Work, open_engine
+from script_tools.plain_ids import draw_ids
 
 from lightserve.config import ServerConfig
 
 _LEAST_USED_FRAC = 0.98
 
 
-def press(config: ServerConfig, num_requests: int, max_id: int) -> bool:
+def press(config: ServerConfig, num_requests: int) -> bool:
     """Run requests all at once, and again one by one.
 
     Alone means: by an engine with one row, whose queue hands it one request after the other, so that no step ever has
@@ -19,13 +20,12 @@ def press(config: ServerConfig, num_requests: int, max_id: int) -> bool:
     Args:
         config: Of the crowd's engine; its pool must hold far fewer than ``num_requests``, its queue all of them.
         num_requests: How many.
-        max_id: Prompt ids are below.
 
     Returns:
         Whether each got all its tokens, those it gets alone, and the pool was at its brim.
     """
-    works = _random_works(num_requests, max_id)
     with open_engine(config) as host:
+        works = _random_works(num_requests, host.boot.model.vocab_size)
         host.run(works)
         crowd, used_frac = host.outputs, host.most_used_slots / host.num_slots
     lengths = [work.abort_after or work.output_len for work in works]
@@ -44,11 +44,11 @@ def press(config: ServerConfig, num_requests: int, max_id: int) -> bool:
     return complete == equal == num_requests and num_together == 1 and used_frac >= _LEAST_USED_FRAC
 
 
-def _random_works(num_requests: int, max_id: int) -> list[Work]:
+def _random_works(num_requests: int, vocab_size: int) -> list[Work]:
     random = np.random.default_rng(0)
     works = []
     for _ in range(num_requests):
-        prompt_ids = random.integers(10, max_id, random.integers(1, 200)).tolist()
+        prompt_ids = draw_ids(random, vocab_size, int(random.integers(1, 200))).tolist()
         output_len = int(random.integers(1, 32))
         leaves = random.random() < 0.2
         works.append(Work(prompt_ids, output_len, abort_after=int(random.integers(1, output_len + 1)) if leaves else 0))

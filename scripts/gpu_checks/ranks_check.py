@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from engine_bench.engine_host import Work, open_engine
+from script_tools.plain_ids import draw_ids
 from script_tools.random_checkpoint import spread_numbers, write_checkpoint
 
 from gpu_checks.requirements import require_gpus
@@ -20,7 +21,6 @@ _HEADS = ((4, 2), (6, 1), (14, 2))
 _PROMPT_LENS = (1, 5, 17, 64, 300, 700)
 _CHUNK = 256
 _NUM_TOKENS = 48
-_EDGE_ID = 10
 
 
 def compare_ranks() -> bool:
@@ -83,9 +83,8 @@ def _ids_of(path: Path, tp: int, device: str) -> Sequence[Sequence[int]]:
         running_max_req_size=8,
         chunked_prefill_size=_CHUNK,
     )
-    max_id = load_model_config(path).vocab_size - _EDGE_ID
     random = np.random.default_rng(0)
-    works = [Work(random.integers(_EDGE_ID, max_id, length).tolist(), _NUM_TOKENS) for length in _PROMPT_LENS]
     with open_engine(config) as host:
-        host.run(works)
+        vocab_size = host.boot.model.vocab_size
+        host.run([Work(draw_ids(random, vocab_size, length).tolist(), _NUM_TOKENS) for length in _PROMPT_LENS])
         return host.outputs
