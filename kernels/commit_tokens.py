@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lightserve.kernels.checks import check_contiguous, check_rows
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 
@@ -43,21 +44,22 @@ def commit_tokens(
     """Write sampled ids to where the next step, the penalties and the host look for them.
 
     Args:
-        token_ids: [n] int32, -1 for a failed row.
+        token_ids: [n] int32, -1 for a failed row; contiguous, as are all but ``token_counts``.
         logprobs: [n] float32.
         req_rows: [n] int32, distinct except for padding rows.
         next_token: [num_rows] int32, changed.
-        out: [2, n] int32 contiguous, written.
-        token_counts: [num_rows, vocab_size] int32, changed; when not given, nothing is counted.
+        out: [2, n] int32, written.
+        token_counts: [num_rows, vocab_size] int32, rows contiguous, changed; when not given, nothing is counted.
 
     Raises:
-        ValueError: The shapes do not fit.
+        ValueError: A shape does not fit, or what must be contiguous is not.
     """
-    (n,) = token_ids.shape
-    if out.shape != (2, n) or not out.is_contiguous():
-        raise ValueError(f"out {tuple(out.shape)} must be contiguous, [2, {n}]")
-    if token_counts is not None and token_counts.stride(1) != 1:
-        raise ValueError("a row of token_counts must be contiguous")
+    n = len(token_ids)
+    check_contiguous((n,), token_ids=token_ids, logprobs=logprobs, req_rows=req_rows)
+    check_contiguous((len(next_token),), next_token=next_token)
+    check_contiguous((2, n), out=out)
+    if token_counts is not None:
+        check_rows(len(token_counts), 1, token_counts=token_counts)
     if n:
         _commit_tokens_kernel[(triton.cdiv(n, BLOCK),)](
             token_ids,

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lightserve.kernels.checks import check_contiguous
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
 from lightserve.kernels.silu_mul import silu_mul_reference
 
@@ -45,20 +46,19 @@ def gemv(
     Args:
         x: [1, k] contiguous, any float dtype.
         weight: [n, k] contiguous, same dtype; gated: [2 · n, k], gate, then up.
-        bias: [n]; not if gated.
+        bias: [n] contiguous; not if gated.
         gated: Whether SiLU of the gate and its product with up come after the product with the weight.
         out: [1, n] contiguous, any float dtype; made when not given.
 
     Raises:
-        ValueError: The shapes do not fit.
+        ValueError: A shape does not fit, what must be contiguous is not, or a gated weight has no two halves or has a
+            bias.
     """
-    features, k = weight.shape
-    if x.shape != (1, k) or x.stride(1) != 1 or not weight.is_contiguous():
-        raise ValueError(f"x {tuple(x.shape)} must be one row, as wide as the contiguous weight {tuple(weight.shape)}")
-    if gated and (features % 2 or bias is not None):
-        raise ValueError(f"a gated weight {tuple(weight.shape)} must have two halves and no bias")
-    n = features // 2 if gated else features
+    k = x.shape[-1]
+    check_contiguous((1, k), x=x)
+    n = check_weight(weight, bias, k, gated=gated)
     out = x.new_empty(1, n) if out is None else out
+    check_contiguous((1, n), out=out)
     rule = launch_rule(k, gated=gated)
     _gemv_kernel[(triton.cdiv(n, rule.block_n),)](
         x,
@@ -76,6 +76,24 @@ def gemv(
         **dependent_launch(x),
     )
     return out
+
+
+def check_weight(weight: torch.Tensor, bias: torch.Tensor | None, k: int, *, gated: bool) -> int:
+    """Check a weight for rows of ``k``, and its bias; give the number of features that come out.
+
+    Raises:
+        ValueError: As ``gemv`` does.
+    """
+    check_contiguous((len(weight), k), weight=weight)
+    if not gated:
+        if bias is not None:
+            check_contiguous((len(weight),), bias=bias)
+        return len(weight)
+    if len(weight) % 2:
+        raise ValueError(f"a gated weight of shape {tuple(weight.shape)} must have two halves")
+    if bias is not None:
+        raise ValueError(f"bias of shape {tuple(bias.shape)} must not be given with a gated weight")
+    return len(weight) // 2
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lightserve.kernels.checks import check_rows
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 
@@ -35,7 +36,7 @@ def greedy(logits: torch.Tensor, *, vocab_size: int) -> tuple[torch.Tensor, torc
     Raises:
         ValueError: ``logits`` is too narrow, or its rows are not contiguous.
     """
-    check_rows(logits, vocab_size)
+    check_rows(len(logits), vocab_size, logits=logits)
     n, device = logits.shape[0], logits.device
     token_ids = torch.empty(n, dtype=torch.int32, device=device)
     logprobs = torch.empty(n, dtype=torch.float32, device=device)
@@ -67,16 +68,6 @@ def greedy(logits: torch.Tensor, *, vocab_size: int) -> tuple[torch.Tensor, torc
         **dependent_launch(logits),
     )
     return token_ids, logprobs
-
-
-def check_rows(logits: torch.Tensor, vocab_size: int) -> None:
-    """Check the shape of logits.
-
-    Raises:
-        ValueError: They are too narrow, or their rows are not contiguous.
-    """
-    if logits.dim() != 2 or logits.shape[1] < vocab_size or logits.stride(1) != 1:
-        raise ValueError(f"logits {tuple(logits.shape)} must have contiguous rows of at least {vocab_size}")
 
 
 TILE = 4096  # 32 tiles in a row of 128,256

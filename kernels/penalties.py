@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lightserve.kernels.checks import check_contiguous, check_rows
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 IN_PROMPT = 1 << 30
@@ -85,20 +86,23 @@ def penalties(
 
     Args:
         logits: [n, vocab_size] any float dtype; rows may be strided, their elements not. Left as they are.
-        token_counts: [num_rows, at least vocab_size] int32, see above.
-        req_rows: [n] int32, the row of ``token_counts`` that belongs to each row of ``logits``.
+        token_counts: [num_rows, at least vocab_size] int32, see above; rows contiguous.
+        req_rows: [n] int32, the row of ``token_counts`` that belongs to each row of ``logits``; contiguous, as are the
+            next three.
         repetition: [n] float32, 1 = off.
         presence: [n] float32, 0 = off.
         frequency: [n] float32, 0 = off.
         out: [n, vocab_size] float32 contiguous; made when not given.
 
     Raises:
-        ValueError: ``token_counts`` is narrower than the logits, or a row is not contiguous.
+        ValueError: A shape does not fit, or what must be contiguous is not.
     """
+    check_rows(len(logits), 1, logits=logits)
     n, vocab_size = logits.shape
-    if token_counts.shape[1] < vocab_size or token_counts.stride(1) != 1 or logits.stride(1) != 1:
-        raise ValueError(f"token_counts {tuple(token_counts.shape)} is too narrow for logits {tuple(logits.shape)}")
+    check_rows(len(token_counts), vocab_size, token_counts=token_counts)
+    check_contiguous((n,), req_rows=req_rows, repetition=repetition, presence=presence, frequency=frequency)
     out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device) if out is None else out
+    check_contiguous((n, vocab_size), out=out)
     if n == 0:
         return out
     _penalties_kernel[(n, triton.cdiv(vocab_size, 1024))](
@@ -125,8 +129,13 @@ def forbid(scores: torch.Tensor, forbidden_ids: torch.Tensor) -> None:
     Args:
         scores: [n, vocab_size], any float dtype; rows may be strided, their elements not. Changed.
         forbidden_ids: [n, width] int32 contiguous; -1 fills up.
+
+    Raises:
+        ValueError: A shape does not fit, or what must be contiguous is not.
     """
-    n, width = forbidden_ids.shape
+    n, width = len(scores), forbidden_ids.shape[-1]
+    check_rows(n, 1, scores=scores)
+    check_contiguous((n, width), forbidden_ids=forbidden_ids)
     if n and width:
         block = triton.next_power_of_2(width)
         _forbid_kernel[(n,)](

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lightserve.kernels.checks import check_contiguous, check_rows
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 
@@ -41,24 +42,29 @@ def place_tokens(
     """Complete the ids of a step's tokens and write their slots to the Token Table.
 
     Args:
-        given_ids: [num_tokens] int32, negative for a token that was sampled in the step before.
+        given_ids: [num_tokens] int32, negative for a token that was sampled in the step before; contiguous, as are all
+            but ``req_to_slots``.
         next_token: [num_rows] int32, what was sampled last; a negative one (a failed row's) counts as 0.
         token_rows: [num_tokens] int32, each token's row.
         positions: [num_tokens] int32, each token's position in its request.
         out_slots: [num_tokens] int32, each token's slot.
-        req_to_slots: [num_rows, width] int32, the Token Table, changed. No two tokens of real rows meet in one place.
+        req_to_slots: [num_rows, width] int32, the Token Table, rows contiguous, changed. No two tokens of real rows
+            meet in one place.
         out: [num_tokens] int32; made when not given.
 
     Returns:
         The ids, none negative.
 
     Raises:
-        ValueError: A row of ``req_to_slots`` is not contiguous.
+        ValueError: A shape does not fit, or what must be contiguous is not.
     """
-    if req_to_slots.stride(1) != 1:
-        raise ValueError("a row of req_to_slots must be contiguous")
-    out = torch.empty_like(given_ids) if out is None else out
-    (num_tokens,) = given_ids.shape
+    num_tokens, num_rows = len(given_ids), len(next_token)
+    out = given_ids.new_empty(num_tokens) if out is None else out
+    check_contiguous(
+        (num_tokens,), given_ids=given_ids, token_rows=token_rows, positions=positions, out_slots=out_slots, out=out
+    )
+    check_contiguous((num_rows,), next_token=next_token)
+    check_rows(num_rows, 1, req_to_slots=req_to_slots)
     if num_tokens:
         _place_tokens_kernel[(triton.cdiv(num_tokens, BLOCK),)](
             given_ids,

@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from lightserve.kernels.checks import check_contiguous, check_rows
 from lightserve.kernels.draw import draw, draw_reference
-from lightserve.kernels.greedy import check_rows, finite_or_zero, load_scores
+from lightserve.kernels.greedy import finite_or_zero, load_scores
 from lightserve.kernels.launch import dependent_launch, num_multiprocessors, wait_for_previous
 from lightserve.kernels.token_groups import mass_at
 from lightserve.kernels.uniform import uniform, uniform_reference
@@ -63,26 +64,29 @@ def sample(
 
     Args:
         logits: [n, at least vocab_size], any float dtype; rows may be strided, their elements not.
-        temperature: [n] float32; below ``GREEDY_BELOW`` the row is greedy.
+        temperature: [n] float32, contiguous, as are the next five; below ``GREEDY_BELOW`` the row is greedy.
         top_k: [n] int32, 0 = off.
         top_p: [n] float32, 1 = off.
         min_p: [n] float32, 0 = off.
         seeds: [n] int64, in [0, 2**63).
         positions: [n] int32, absolute position of the token to be sampled.
         vocab_size: Ids from here on have no text and are never chosen.
-        scores: [n, at least vocab_size], the logits after penalties and masks, to choose by; ``logits`` when not given.
+        scores: [n, at least vocab_size], rows contiguous, the logits after penalties and masks, to choose by;
+            ``logits`` when not given.
 
     Returns:
         token_ids [n] int32, -1 where the row's logits are not finite; logprobs [n] float32 of the chosen ids under
         softmax(``logits``), 0 there.
 
     Raises:
-        ValueError: ``logits`` or ``scores`` is too narrow, or its rows are not contiguous.
+        ValueError: A shape does not fit, or what must be contiguous is not.
     """
     scores = logits if scores is None else scores
-    check_rows(logits, vocab_size)
-    check_rows(scores, vocab_size)
-    n, device = logits.shape[0], logits.device
+    n, device = len(logits), logits.device
+    check_rows(n, vocab_size, logits=logits, scores=scores)
+    check_contiguous(
+        (n,), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seeds=seeds, positions=positions
+    )
     token_ids = torch.empty(n, dtype=torch.int32, device=device)
     logprobs = torch.empty(n, dtype=torch.float32, device=device)
     if n == 0:

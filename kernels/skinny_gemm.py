@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from lightserve.kernels.checks import check_contiguous, check_rows
 from lightserve.kernels.dot import dot
-from lightserve.kernels.gemv import gemv, gemv_reference
+from lightserve.kernels.gemv import check_weight, gemv, gemv_reference
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 MAX_ROWS = 64
@@ -36,24 +37,23 @@ def skinny_gemm(
     Args:
         x: [m, k], any float dtype; rows may be strided, their elements not.
         weight: [n, k] contiguous, same dtype; gated: [2 · n, k], gate, then up.
-        bias: [n]; not if gated.
+        bias: [n] contiguous; not if gated.
         gated: Whether SiLU of the gate and its product with up come after the product with the weight.
         out: [m, n] contiguous, any float dtype; made when not given.
 
     Raises:
-        ValueError: The shapes do not fit, or ``x`` has too many rows.
+        ValueError: A shape does not fit, ``x`` has too many rows, what must be contiguous is not, or a gated weight has
+            no two halves or has a bias.
     """
-    (m, k), rows = x.shape, weight.shape[0]
+    m = len(x)
     if m == 1:
         return gemv(x, weight, bias, gated=gated, out=out)
-    if m > MAX_ROWS or weight.shape[1] != k or x.stride(1) != 1 or not weight.is_contiguous():
-        raise ValueError(
-            f"x {tuple(x.shape)} must have at most {MAX_ROWS} rows as wide as weight {tuple(weight.shape)}"
-        )
-    if gated and (rows % 2 or bias is not None):
-        raise ValueError(f"a gated weight {tuple(weight.shape)} has two halves and no bias")
-    n = rows // 2 if gated else rows
+    if m > MAX_ROWS:
+        raise ValueError(f"x of shape {tuple(x.shape)} must have at most {MAX_ROWS} rows")
+    check_rows(m, 1, x=x)
+    n = check_weight(weight, bias, x.shape[1], gated=gated)
     out = x.new_empty(m, n) if out is None else out
+    check_contiguous((m, n), out=out)
     if m:
         _launch(x, weight, bias, out, launch_rule(m, n, gated=gated), gated=gated)
     return out

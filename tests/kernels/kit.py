@@ -37,6 +37,16 @@ def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.full(shape, float("nan"), dtype=dtype, device=DEVICE)
 
 
+def short(x: torch.Tensor) -> torch.Tensor:
+    """Leave out the last entry: a kernel that took it would read past its end."""
+    return x[:-1]
+
+
+def sparse(x: torch.Tensor) -> torch.Tensor:
+    """Put the same entries twice as far apart along the last dimension."""
+    return x.repeat_interleave(2, -1)[..., ::2]
+
+
 def int32(values: list[int]) -> torch.Tensor:
     """Make a batch tensor."""
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)

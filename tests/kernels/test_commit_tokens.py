@@ -1,10 +1,12 @@
 """commit_tokens against its reference."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from lightserve.kernels.commit_tokens import commit_tokens, commit_tokens_reference
-from tests.kernels.kit import DEVICE, randn
+from tests.kernels.kit import DEVICE, int32, randn, short, sparse
 
 
 @pytest.mark.parametrize("counts", [False, True])
@@ -21,3 +23,29 @@ def test_commit_tokens_equals_its_reference(n: int, counts: bool) -> None:
         states.append((next_token, token_counts, out))
     for state, expected in zip(*states, strict=True):
         assert torch.equal(state, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "text"),
+    [
+        ("token_ids", sparse, r"token_ids with strides \(2,\) must be contiguous"),
+        ("logprobs", short, r"logprobs of shape \(3,\) must be of shape \(4,\)"),
+        ("req_rows", short, r"req_rows of shape \(3,\) must be of shape \(4,\)"),
+        ("next_token", sparse, r"next_token with strides \(2,\) must be contiguous"),
+        ("out", short, r"out of shape \(1, 4\) must be of shape \(2, 4\)"),
+        ("out", sparse, r"out with strides \(8, 2\) must be contiguous"),
+        ("token_counts", sparse, r"token_counts with strides \(100, 2\) must have contiguous rows"),
+    ],
+)
+def test_what_does_not_fit_is_named(name: str, spoil: Callable[[torch.Tensor], torch.Tensor], text: str) -> None:
+    tensors = {
+        "token_ids": int32([3] * 4),
+        "logprobs": randn(4),
+        "req_rows": int32([0, 1, 2, 3]),
+        "next_token": int32([0] * 5),
+        "out": int32([0] * 8).view(2, 4),
+        "token_counts": torch.zeros(5, 50, device=DEVICE).int(),
+    }
+    tensors[name] = spoil(tensors[name])
+    with pytest.raises(ValueError, match=text):
+        commit_tokens(**tensors)

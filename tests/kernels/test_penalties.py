@@ -1,5 +1,7 @@
 """Penalties and forbidden ids against their references, and against the rule itself."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from lightserve.kernels.penalties import (
     penalties,
     penalties_reference,
 )
-from tests.kernels.kit import DEVICE, DTYPES, assert_close, int32, poisoned, randn
+from tests.kernels.kit import DEVICE, DTYPES, assert_close, int32, poisoned, randn, short, sparse
 
 
 def counts_of(ids: list[int], prompt_len: int, vocab_size: int = 8) -> torch.Tensor:
@@ -69,3 +71,40 @@ def test_forbidden_ids_become_minus_infinity_and_no_others() -> None:
     forbid(scores, ids)
     assert torch.equal(scores, expected)
     assert scores.isinf().sum() == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "text"),
+    [
+        ("logits", sparse, r"logits with strides \(16, 2\) must have contiguous rows"),
+        ("token_counts", lambda x: x[:, :7], r"token_counts of shape \(3, 7\) must be 3 rows of at least 8"),
+        ("token_counts", sparse, r"token_counts with strides \(16, 2\) must have contiguous rows"),
+        ("req_rows", short, r"req_rows of shape \(1,\) must be of shape \(2,\)"),
+        ("repetition", short, r"repetition of shape \(1,\) must be of shape \(2,\)"),
+        ("presence", short, r"presence of shape \(1,\) must be of shape \(2,\)"),
+        ("frequency", sparse, r"frequency with strides \(2,\) must be contiguous"),
+        ("out", short, r"out of shape \(1, 8\) must be of shape \(2, 8\)"),
+    ],
+)
+def test_what_does_not_fit_is_named(name: str, spoil: Callable[[torch.Tensor], torch.Tensor], text: str) -> None:
+    tensors = {
+        "logits": randn(2, 8),
+        "token_counts": counts_of([1], 1),
+        "req_rows": int32([1, 1]),
+        "repetition": randn(2),
+        "presence": randn(2),
+        "frequency": randn(2),
+        "out": randn(2, 8),
+    }
+    tensors[name] = spoil(tensors[name])
+    with pytest.raises(ValueError, match=text):
+        penalties(**tensors)
+
+
+def test_forbidden_ids_of_other_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"forbidden_ids of shape \(1, 3\) must be of shape \(2, 3\)"):
+        forbid(randn(2, 8), int32([0] * 3).view(1, 3))
+    with pytest.raises(ValueError, match=r"forbidden_ids with strides \(6, 2\) must be contiguous"):
+        forbid(randn(2, 8), sparse(int32([0] * 6).view(2, 3)))
+    with pytest.raises(ValueError, match=r"scores with strides \(16, 2\) must have contiguous rows"):
+        forbid(sparse(randn(2, 8)), int32([0] * 6).view(2, 3))

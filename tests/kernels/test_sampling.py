@@ -6,7 +6,7 @@ import torch
 from lightserve.kernels.draw import kept_mass_reference
 from lightserve.kernels.sampling import sample, sample_reference
 from lightserve.kernels.uniform import uniform_reference
-from tests.kernels.kit import DEVICE, assert_close, int32, randn
+from tests.kernels.kit import DEVICE, assert_close, int32, randn, short, sparse
 
 
 def batch(
@@ -131,6 +131,28 @@ def test_equals_at_the_threshold_are_all_kept() -> None:
         assert token_ids.max() >= 5
 
 
-def test_narrow_logits_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 10"):
-        sample(randn(2, 9), *batch(2), vocab_size=10)
+@pytest.mark.parametrize("name", ["logits", "scores"])
+def test_narrow_and_strewn_rows_are_named(name: str) -> None:
+    tensors = {"logits": randn(2, 10), "scores": randn(2, 10)}
+    for spoiled, text in (
+        (randn(2, 9), rf"{name} of shape \(2, 9\) must be 2 rows of at least 10"),
+        (sparse(randn(2, 10)), rf"{name} with strides \(20, 2\) must have contiguous rows"),
+    ):
+        given = {**tensors, name: spoiled}
+        with pytest.raises(ValueError, match=text):
+            sample(given["logits"], *batch(2), vocab_size=10, scores=given["scores"])
+
+
+def test_scores_of_other_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"scores of shape \(1, 10\) must be 2 rows of at least 10"):
+        sample(randn(2, 10), *batch(2), vocab_size=10, scores=randn(1, 10))
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_a_parameter_without_an_entry_for_each_row_is_named(index: int) -> None:
+    name = ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")[index]
+    parameters = list(batch(2))
+    for spoil, text in ((short, r"of shape \(1,\) must be of shape \(2,\)"), (sparse, r"with strides \(2,\) must be")):
+        spoiled = [*parameters[:index], spoil(parameters[index]), *parameters[index + 1 :]]
+        with pytest.raises(ValueError, match=f"{name} {text}"):
+            sample(randn(2, 10), *spoiled, vocab_size=10)

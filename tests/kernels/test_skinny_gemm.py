@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightserve.kernels.skinny_gemm import TileRule, _launch, skinny_gemm, skinny_gemm_reference
-from tests.kernels.kit import DTYPES, assert_close, poisoned, randn
+from tests.kernels.kit import DTYPES, assert_close, poisoned, randn, sparse
 
 
 def operands(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -41,11 +41,26 @@ def test_parts_of_k_are_summed_once_and_again_in_the_next_launch(k: int, split_k
         assert_close(out, skinny_gemm_reference(x, weight, bias))
 
 
-def test_too_many_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="at most 64 rows"):
-        skinny_gemm(randn(65, 8), randn(4, 8))
+@pytest.mark.parametrize(
+    ("x", "weight", "bias", "out", "text"),
+    [
+        (randn(65, 8), randn(4, 8), None, None, r"x of shape \(65, 8\) must have at most 64 rows"),
+        (sparse(randn(2, 8)), randn(4, 8), None, None, r"x with strides \(16, 2\) must have contiguous rows"),
+        (randn(2, 8), randn(4, 7), None, None, r"weight of shape \(4, 7\) must be of shape \(4, 8\)"),
+        (randn(2, 8), sparse(randn(4, 8)), None, None, r"weight with strides \(16, 2\) must be contiguous"),
+        (randn(2, 8), randn(4, 8), randn(3), None, r"bias of shape \(3,\) must be of shape \(4,\)"),
+        (randn(2, 8), randn(4, 8), None, randn(2, 3), r"out of shape \(2, 3\) must be of shape \(2, 4\)"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        skinny_gemm(x, weight, bias, out=out)
 
 
-def test_a_gated_weight_without_two_halves_is_refused() -> None:
-    with pytest.raises(ValueError, match="two halves"):
+def test_a_gated_weight_without_two_halves_or_with_a_bias_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"weight of shape \(7, 64\) must have two halves"):
         skinny_gemm(randn(2, 64), randn(7, 64), gated=True)
+    with pytest.raises(ValueError, match=r"bias of shape \(4,\) must not be given"):
+        skinny_gemm(randn(2, 64), randn(8, 64), randn(4), gated=True)
