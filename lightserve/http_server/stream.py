@@ -173,6 +173,7 @@ class LiveStream(Stream):
         super().__init__(owner, first_req_id, choices)
         self._events: list[TextEvent] = []
         self._num_read_tokens = 0
+        self._num_offered_tokens = 0  # that had come by the last flush: whoever reads has had a turn since
         self._write: Callable[[list[TextEvent]], bool] | None = None
 
     @property
@@ -190,9 +191,13 @@ class LiveStream(Stream):
         self._write = write
 
     def flush(self) -> None:
-        """Write what has been pushed, or let ``receive`` return it."""
+        """Write what has been pushed, or let ``receive`` return it. Give up a client that left too much before that."""
         if not self._write_directly():
             super().flush()
+        if self._num_offered_tokens - self._num_read_tokens > MAX_UNREAD_TOKENS and self._failure is None:
+            self.fail(_SLOW_CLIENT)
+            self.close()  # whoever reads may be stuck in a write: free the slots now
+        self._num_offered_tokens = self._num_tokens
 
     async def receive(self) -> list[TextEvent]:
         """Wait for events and return all that have come.
@@ -226,9 +231,6 @@ class LiveStream(Stream):
 
     def _take(self, event: TextEvent) -> None:
         self._events.append(event)
-        if self._num_tokens - self._num_read_tokens > MAX_UNREAD_TOKENS and self._failure is None:
-            self.fail(_SLOW_CLIENT)
-            self.close()  # whoever reads may be stuck in a write: free the slots now
 
     def _ready(self) -> bool:
         return bool(self._events)

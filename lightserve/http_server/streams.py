@@ -66,7 +66,10 @@ class Streams:
         return stream
 
     def deliver(self, events: list[TextEvent]) -> None:
-        """Hand events of one step, or of several, to their streams."""
+        """Hand events of one step, or of several, to their streams.
+
+        Between two calls the event loop must have run: a client is slow only if its reader has had a turn.
+        """
         num_generated = 0
         touched: dict[Stream, None] = {}
         for event in events:

@@ -7,6 +7,7 @@ import pytest
 
 from lightserve.http_server.choice import Choice
 from lightserve.http_server.front_end import FrontEnd
+from lightserve.http_server.limits import MAX_UNREAD_TOKENS
 from lightserve.http_server.mailroom import Mailroom
 from lightserve.http_server.status import Phase
 from lightserve.http_server.stream import GenerationError
@@ -59,8 +60,8 @@ def front(model_dir: Path) -> FrontEnd:
     return make_front_end(model_dir, engine, max_req_total_len=512)
 
 
-def text(req_id: int) -> TextMsg:
-    return TextMsg([TextEvent(req_id, "x", pack_int32([1]), pack_float32([0.0]))])
+def text(req_id: int, num_tokens: int = 1) -> TextMsg:
+    return TextMsg([TextEvent(req_id, "x", pack_int32([1] * num_tokens), pack_float32([0.0] * num_tokens))])
 
 
 async def run(front: FrontEnd, *messages: HttpInbox) -> None:
@@ -131,6 +132,18 @@ def test_readers_run_however_fast_messages_come(front: FrontEnd) -> None:
             sizes = [len(await stream.receive()) for _ in range(20)]
         await ending
         assert max(sizes) < 100
+
+    asyncio.run(scene())
+
+
+def test_a_reader_has_its_turn_before_what_came_counts_as_unread(front: FrontEnd) -> None:
+    async def scene() -> None:
+        with front.streams.open_live([CHOICE]) as stream:
+            messages = [text(stream.first_req_id, MAX_UNREAD_TOKENS + 1)] * 5
+            ending = asyncio.create_task(run(front, *messages, DrainMsg(60.0)))
+            for _ in messages:
+                assert len(await stream.receive()) == 1
+        await ending
 
     asyncio.run(scene())
 

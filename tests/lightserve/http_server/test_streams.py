@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -138,13 +139,28 @@ def test_a_client_that_never_reads_is_given_up_and_aborted_at_once(streams: Stre
     assert sent.aborted == [stream.first_req_id]
 
     async def read() -> None:
-        assert len(await stream.receive()) == MAX_UNREAD_TOKENS + 1
+        assert len(await stream.receive()) == MAX_UNREAD_TOKENS + 2
         with pytest.raises(GenerationError, match="unread"):
             await stream.receive()
 
     soon(read())
     stream.close()
     assert sent.aborted == [stream.first_req_id]
+
+
+def test_a_waiting_reader_is_not_given_up_for_what_comes_at_once(streams: Streams, sent: Sent) -> None:
+    async def read() -> None:
+        stream = streams.open_live(make_choices(1))
+        for reason in (None, None, "length"):
+            reading = asyncio.create_task(stream.receive())
+            await asyncio.sleep(0)
+            *events, last = [make_event(stream.first_req_id)] * (MAX_UNREAD_TOKENS + 100)
+            streams.deliver([*events, msgspec.structs.replace(last, finish_reason=reason)])
+            assert len(await reading) == MAX_UNREAD_TOKENS + 100
+        assert stream.exhausted
+
+    soon(read())
+    assert not sent.aborted
 
 
 def test_nothing_is_opened_while_the_server_takes_no_requests(streams: Streams, status: Status, sent: Sent) -> None:
