@@ -84,10 +84,18 @@ def serve(
 
 @dataclass(frozen=True, order=True)
 class _Failure:
-    """Ordered by how likely it is the cause of the others."""
+    """Ordered by how likely it is the cause of the others.
+
+    Attributes:
+        spread: Failures spread from one kind of child to the next: its place in ``CHILD_COMMANDS``.
+        ended_by_itself: Not killed by a signal. Ranks wait for one another, so that when one is killed the others fail.
+        arrival: Of two ranks that failed, the first had the cause.
+    """
 
     is_clean_exit: bool
     spread: int
+    ended_by_itself: bool
+    arrival: int
     process: str
     reason: str
 
@@ -186,6 +194,9 @@ class Launcher:
             while time.monotonic() < blame_at:
                 self._receive(blame_at)
             cause = self._cause()
+            for failure in self._failures.values():
+                if failure is not cause:
+                    logger.warning("%s %s", failure.process, failure.reason)
             raise _ChildFailure(f"{cause.process} {cause.reason}")
 
     def _cause(self) -> _Failure:
@@ -209,5 +220,11 @@ class Launcher:
                 self._failures.setdefault(name, self._failure(name, describe_exit(code), code))
 
     def _failure(self, process: str, reason: str, code: int = 1) -> _Failure:
-        spread = self._children.names.index(process)
-        return _Failure(is_clean_exit=code == 0, spread=spread, process=process, reason=reason)
+        return _Failure(
+            is_clean_exit=code == 0,
+            spread=list(CHILD_COMMANDS).index(process.partition("-")[0]),
+            ended_by_itself=code >= 0,
+            arrival=len(self._failures),
+            process=process,
+            reason=reason,
+        )

@@ -1,7 +1,7 @@
 """A child process that only follows the launcher's protocol: ready, drain, down. For tests of the launcher alone.
 
 Usage: ``stub_child.py KIND RUN_DIR INDEX``. The environment variable ``LIGHTSERVE_STUBS`` holds a JSON object that says
-how each kind misbehaves: see ``_MISBEHAVIOURS``.
+how each kind, or one process of it, misbehaves: see ``_misbehave``.
 """
 
 import json
@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from lightserve.boot import read_boot
 from lightserve.child import process_name, run_child
@@ -37,9 +38,30 @@ def _raise() -> None:
     raise RuntimeError("the stub's own fault")
 
 
+def _raise_when_told() -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: _raise())
+
+
+def _raise_after(name: str) -> None:
+    pid_file = Path(sys.argv[-2], f"pid-of-{name}")
+    while not pid_file.exists():
+        time.sleep(0.01)
+    while _runs(int(pid_file.read_text())):
+        time.sleep(0.01)
+    raise RuntimeError(f"{name} has gone")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 _MISBEHAVIOURS: dict[str, Callable[[], None]] = {
     "config_error": _raise_config_error,
     "raise": _raise,
+    "raise_when_told": _raise_when_told,
     "raise_in_thread": _raise_in_thread,
     "sleep": lambda: time.sleep(1000),
     "exit": lambda: sys.exit(0),
@@ -47,12 +69,29 @@ _MISBEHAVIOURS: dict[str, Callable[[], None]] = {
 }
 
 
+def _misbehave(how: str) -> None:
+    """Do one of ``_MISBEHAVIOURS``, or "raise_after NAME": once that process has gone."""
+    verb, _, name = how.partition(" ")
+    if verb == "raise_after":
+        threading.Thread(target=_raise_after, args=(name,)).start()
+    else:
+        _MISBEHAVIOURS[verb]()
+
+
+def _leave_pid(path: Path) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(str(os.getpid()))
+    new.rename(path)
+
+
 def main(run_dir: str, index: int) -> None:
     """Be ready, then follow."""
     name = process_name(KIND, index)
-    misbehaviour = json.loads(os.environ.get(VARIABLE, "{}")).get(KIND)
+    _leave_pid(Path(run_dir, f"pid-of-{name}"))
+    misbehaviours = json.loads(os.environ.get(VARIABLE, "{}"))
+    misbehaviour = misbehaviours.get(name, misbehaviours.get(KIND))
     if misbehaviour is not None:
-        _MISBEHAVIOURS[misbehaviour]()
+        _misbehave(misbehaviour)
     inbox: Inbox[HttpInbox] = Inbox(run_dir, name, HttpInbox)
     pool = read_boot(run_dir).config.max_total_token_num or STUB_POOL
     launcher = Outbox(run_dir, "launcher")

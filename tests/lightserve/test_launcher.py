@@ -105,11 +105,32 @@ def test_a_failure_in_any_thread_of_a_child_counts(model_dir: Path) -> None:
 
 
 def test_of_several_failures_the_one_that_caused_the_others_is_shown(model_dir: Path) -> None:
-    misbehave = {"model_worker": "kill", "router": "raise", "http_server": "raise"}
+    misbehave = {"router": "raise_after model_worker-0", "http_server": "raise_after model_worker-0"}
     with stubs(model_dir, misbehave=misbehave) as server:
-        assert server.await_exit() == 1
+        children = server.await_ready().await_children(*CHILDREN)
 
+        os.kill(children["model_worker-0"], signal.SIGKILL)
+
+        assert server.await_exit() == 1
         assert "error: model_worker-0 was killed (SIGKILL)" in server.output
+
+
+@pytest.mark.parametrize(("rank", "signum"), [(0, signal.SIGUSR1), (1, signal.SIGUSR1), (1, signal.SIGKILL)])
+def test_of_two_ranks_the_one_is_blamed_that_the_other_failed_with(
+    model_dir: Path, rank: int, signum: signal.Signals
+) -> None:
+    misbehave = {
+        f"model_worker-{rank}": "raise_when_told",
+        f"model_worker-{1 - rank}": f"raise_after model_worker-{rank}",
+    }
+    with stubs(model_dir, "--tp", "2", misbehave=misbehave) as server:
+        children = server.await_ready().await_children(*CHILDREN, "model_worker-1")
+
+        os.kill(children[f"model_worker-{rank}"], signum)
+
+        assert server.await_exit() == 1
+        how = "failed: RuntimeError: the stub's own fault" if signum == signal.SIGUSR1 else "was killed (SIGKILL)"
+        assert f"lightserve: error: model_worker-{rank} {how}" in server.output
 
 
 @pytest.mark.parametrize("name", CHILDREN)
