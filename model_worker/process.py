@@ -12,9 +12,8 @@ import rpyc
 
 from lightserve.boot import Boot, read_boot
 from lightserve.child import freeze_garbage_collector, process_name, run_child
-from lightserve.ipc.links import Outbox
-from lightserve.ipc.messages import LoadReply, ReadyMsg, StepPlan, StepResult
-from lightserve.ipc.worker_link import WorkerListener
+from lightserve.ipc.messages import LoadReply, StepPlan, StepResult
+from lightserve.ipc.worker_link import serve_worker
 from lightserve.model_worker.cpu.loading import load_cpu_engine
 from lightserve.model_worker.engine import Engine, Runner, StepOutput
 from lightserve.model_worker.kv_cache import PoolSize
@@ -145,11 +144,8 @@ def main(run_dir: str, rank: int) -> None:
     launcher: StepLauncher = DirectLauncher() if boot.device == "cuda" else ThreadLauncher()
     loaded = launcher.call(lambda: _load(boot, rank))
     service = WorkerService(loaded.engine, loaded.pool, launcher)
-    name = process_name("model_worker", rank)
-    listener = WorkerListener(f"{run_dir}/{name}")
     freeze_garbage_collector()
-    Outbox(run_dir, "launcher").send(ReadyMsg(name))
-    listener.serve(service)
+    serve_worker(run_dir, process_name("model_worker", rank), service)
 
 
 def _load(boot: Boot, rank: int) -> LoadedEngine[Runner]:

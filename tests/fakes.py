@@ -17,18 +17,16 @@ import rpyc
 from lightserve.boot import read_boot
 from lightserve.child import process_name, run_child
 from lightserve.errors import ConfigError, InvariantError
-from lightserve.ipc.links import Outbox
 from lightserve.ipc.messages import (
     LoadReply,
     NewReq,
-    ReadyMsg,
     StepPlan,
     StepResult,
     pack_float32,
     pack_int32,
     unpack_int32,
 )
-from lightserve.ipc.worker_link import WorkerListener
+from lightserve.ipc.worker_link import serve_worker
 
 SCRIPT_VARIABLE = "LIGHTSERVE_FAKE_WORKER"
 DEFAULT_POOL = 4096
@@ -195,10 +193,7 @@ def main(run_dir: str, index: int) -> None:
         raise RuntimeError(script.load_error)
     num_slots = read_boot(run_dir).config.max_total_token_num or DEFAULT_POOL
     service = FakeWorkerService(FakeEngine(script, num_slots), num_slots)
-    name = process_name("model_worker", index)
-    listener = WorkerListener(f"{run_dir}/{name}")
-    Outbox(run_dir, "launcher").send(ReadyMsg(name))
-    listener.serve(service)
+    serve_worker(run_dir, process_name("model_worker", index), service)
 
 
 if __name__ == "__main__":

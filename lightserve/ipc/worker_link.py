@@ -13,6 +13,9 @@ from rpyc.core.service import VoidService
 from rpyc.core.stream import SocketStream
 from rpyc.utils.factory import connect_channel
 
+from lightserve.ipc.links import Outbox
+from lightserve.ipc.messages import ReadyMsg
+
 _BUFFER_BYTES = 1 << 16
 # Plain bytes both ways, and a step takes as long as it takes. An operator's mistake that a worker finds must arrive as
 # what it is.
@@ -76,6 +79,20 @@ class WorkerListener:
         sock, _ = self._listener.accept()
         self._listener.close()
         _connect(sock, service).serve_all()
+
+
+def serve_worker(run_dir: str, name: str, service: rpyc.Service) -> None:
+    """Tell the launcher that a worker is ready, and serve the router until it leaves.
+
+    Args:
+        run_dir: The server's run directory.
+        name: The worker's process.
+        service: Its methods.
+    """
+    listener, launcher = WorkerListener(f"{run_dir}/{name}"), Outbox(run_dir, "launcher")
+    launcher.send(ReadyMsg(name))
+    listener.serve(service)
+    launcher.close()
 
 
 def connect_worker(path: str) -> "rpyc.Connection":

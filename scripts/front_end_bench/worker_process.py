@@ -14,9 +14,8 @@ from script_tools.plain_ids import plain_ids
 
 from lightserve.boot import Boot, read_boot
 from lightserve.child import freeze_garbage_collector, process_name, run_child
-from lightserve.ipc.links import Outbox
-from lightserve.ipc.messages import LoadReply, NewReq, ReadyMsg, StepPlan, StepResult, count_int32
-from lightserve.ipc.worker_link import WorkerListener
+from lightserve.ipc.messages import LoadReply, NewReq, StepPlan, StepResult, count_int32
+from lightserve.ipc.worker_link import serve_worker
 from lightserve.router.arrays import IdArray, IntArray, RowArray
 
 
@@ -124,11 +123,8 @@ def main(run_dir: str, index: int) -> None:
     boot = read_boot(run_dir)
     pace = msgspec.json.decode(sys.argv[1], type=WorkerPace)
     service = WorkerService(FillingWorker(_modelled_worker(boot, pace), pace), boot.config.max_total_token_num or 0)
-    name = process_name("model_worker", index)
-    listener = WorkerListener(f"{run_dir}/{name}")
     freeze_garbage_collector()
-    Outbox(run_dir, "launcher").send(ReadyMsg(name))
-    listener.serve(service)
+    serve_worker(run_dir, process_name("model_worker", index), service)
 
 
 def _modelled_worker(boot: Boot, pace: WorkerPace) -> ModelledWorker:

@@ -8,7 +8,9 @@ import pytest
 import rpyc
 
 from lightserve.errors import ConfigError
-from lightserve.ipc.worker_link import WorkerListener, connect_worker
+from lightserve.ipc.links import Inbox
+from lightserve.ipc.messages import ReadyMsg
+from lightserve.ipc.worker_link import WorkerListener, connect_worker, serve_worker
 
 
 class Echo(rpyc.Service):  # type: ignore[misc]
@@ -55,6 +57,18 @@ def test_an_operators_mistake_arrives_as_one_and_the_next_call_works(connection:
 def test_nothing_but_the_methods_meant_for_it_is_exposed(connection: "rpyc.Connection") -> None:
     with pytest.raises(AttributeError):
         _ = connection.root.secret
+
+
+def test_a_worker_that_says_that_it_is_ready_takes_calls(tmp_path: Path) -> None:
+    launcher: Inbox[ReadyMsg] = Inbox(str(tmp_path), "launcher", ReadyMsg)
+    thread = threading.Thread(target=serve_worker, args=(str(tmp_path), "model_worker-1", Echo()), daemon=True)
+    thread.start()
+    assert launcher.receive(timeout_s=10) == ReadyMsg("model_worker-1")
+    connection = connect_worker(str(tmp_path / "model_worker-1"))
+    assert connection.root.echo(b"on") == b"on"
+    connection.close()
+    thread.join(10)
+    launcher.close()
 
 
 def test_where_nobody_listens_nobody_answers(path: str) -> None:
