@@ -14,6 +14,7 @@ from lightserve.errors import ConfigError
 from lightserve.fields import Fields
 from lightserve.gguf_header import GgufHeader, GgufTensor
 from lightserve.rope_config import RopeConfig, read_gguf_rope, read_rope
+from lightserve.safetensors_index import weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ def _dtype(folder: Path, config: Fields, load_format: str) -> DtypeName:
 
 def _stored_dtype(folder: Path) -> DtypeName:
     """Look at a stored tensor, for configs that do not say. Damaged files are left for the loader to name."""
-    for path in sorted(folder.glob("model*.safetensors")):
+    for path in weight_files(folder):
         try:
             with safe_open(path, framework="numpy") as file:
                 for name in file.keys():  # noqa: SIM118 (it is no mapping)

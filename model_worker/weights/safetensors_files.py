@@ -8,11 +8,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lightserve.errors import ConfigError
-from lightserve.fields import Fields
 from lightserve.model_worker.weights.layout import Piece
+from lightserve.safetensors_index import INDEX, SINGLE, read_index
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _DTYPES = ("F32", "F16", "BF16")
 _GIT_LFS_MARK = b"version https://git-lfs"
 
@@ -38,14 +36,14 @@ class SafetensorsFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, _OpenFile] = {}
-        self._file_of: dict[str, str] = _read_index(folder) or {}
+        self._file_of: dict[str, str] = read_index(folder) or {}
         if self._file_of:
             for file_name in sorted(set(self._file_of.values())):
                 self._files[file_name] = _open(folder / file_name)
             self._check_index()
         else:
-            self._files[_SINGLE] = _open(_single_file(folder))
-            self._file_of = dict.fromkeys(self._files[_SINGLE].keys(), _SINGLE)
+            self._files[SINGLE] = _open(_single_file(folder))
+            self._file_of = dict.fromkeys(self._files[SINGLE].keys(), SINGLE)
 
     @property
     def origin(self) -> str:
@@ -83,25 +81,11 @@ class SafetensorsFiles:
         held = {file_name: set(file.keys()) for file_name, file in self._files.items()}
         for name, file_name in self._file_of.items():
             if name not in held[file_name]:
-                raise ConfigError(f"{self.folder / file_name}: tensor {name} is missing, which {_INDEX} places there")
-
-
-def _read_index(folder: Path) -> dict[str, str] | None:
-    path = folder / _INDEX
-    if not path.exists():
-        return None
-    index = Fields.from_json(path)
-    weight_map = index.raw("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise index.refusal("weight_map", "must name the file of each tensor")
-    for file_name in weight_map.values():
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
-            raise index.refusal("weight_map", f"must name files of its own folder, not {file_name!r}")
-    return weight_map
+                raise ConfigError(f"{self.folder / file_name}: tensor {name} is missing, which {INDEX} places there")
 
 
 def _single_file(folder: Path) -> Path:
-    path = folder / _SINGLE
+    path = folder / SINGLE
     if path.exists():
         return path
     pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
@@ -109,7 +93,7 @@ def _single_file(folder: Path) -> Path:
         raise ConfigError(
             f"{folder}: has its weights only as {pickled[0]}, a pickle, which could run code; convert it to safetensors"
         )
-    raise ConfigError(f"{folder}: has neither {_INDEX} nor {_SINGLE}")
+    raise ConfigError(f"{folder}: has neither {INDEX} nor {SINGLE}")
 
 
 def _open(path: Path) -> _OpenFile:

@@ -119,6 +119,13 @@ def test_the_dtype_is_the_checkpoints(changes: dict[str, Any], dtype: str, tmp_p
     assert load(tmp_path, **changes).dtype == dtype
 
 
+def test_a_dtype_that_the_config_does_not_say_is_that_of_the_files_that_the_index_names(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2, dtype=torch.float16)}, tmp_path / "model.safetensors")  # a stray one
+    save_file({"a": torch.ones(2)}, tmp_path / "weights-1.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "weights-1.safetensors"}}')
+    assert load(tmp_path, torch_dtype="absent").dtype == "float32"
+
+
 def test_a_dtype_that_the_config_does_not_say_is_that_of_the_stored_tensors(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2, dtype=torch.float16)}, tmp_path / "model.safetensors")
     assert load(tmp_path, torch_dtype="absent").dtype == "float16"
