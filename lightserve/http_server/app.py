@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from lightserve.errors import RequestError
 from lightserve.http_server.body import BODY_NOT_READ
 from lightserve.http_server.documented_app import DocumentedApp
-from lightserve.http_server.error_reply import error_reply
+from lightserve.http_server.error_reply import INTERNAL_ERROR, error_reply
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.gate import ApiKeyGate, Cors
 from lightserve.http_server.generate import generate_routes
@@ -52,5 +52,4 @@ async def _reply_to_http_exception(request: Request, error: Exception) -> Respon
 
 
 async def _reply_to_bug(request: Request, error: Exception) -> Response:
-    error = RequestError("The server met an error of its own.", status=500, code="internal_error")
-    return error_reply(error, {"Connection": "close"})  # which is what uvicorn does after an exception
+    return error_reply(INTERNAL_ERROR, {"Connection": "close"})  # which is what uvicorn does after an exception

@@ -13,6 +13,7 @@ from lightserve.errors import RequestError
 from lightserve.ipc.messages import ErrorInfo
 
 RETRY_AFTER_S = "1"
+INTERNAL_ERROR = ErrorInfo(500, "internal_error", "The server met an error of its own.")
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 

@@ -171,7 +171,7 @@ def generate_routes(front: FrontEnd) -> APIRouter:
 
 
 async def _read_choice(front: FrontEnd, request: Request) -> Choice:
-    with front.metrics.counting_refusals():
+    with front.metrics.counting_failures():
         front.status.check_serving()
         body = await front.bodies.read(request, GenerateRequest)
         refuse_unsupported(body, {"multimodal_params": ({},)})

@@ -4,8 +4,8 @@ With ``PROMETHEUS_MULTIPROC_DIR`` set before this module is first imported (proc
 numbers in files there and any of them answers for all. Otherwise they live in this object's own registry.
 
 A request here is one choice: ``n=3`` counts three times in ``lightserve_requests_total``. The reasons add up to all
-requests ever asked for: ``stop``, ``length``, ``abort`` (the client left), ``refused`` (4xx, by the router or by us; a
-bad body counts once) and ``error`` (5xx).
+requests that ever reached a route for generation: ``stop``, ``length``, ``abort`` (the client left), ``refused`` (4xx,
+by the router or by us) and ``error`` (5xx). What fails before its choices are known counts once.
 """
 
 import os
@@ -60,17 +60,17 @@ class Metrics:
         self._pauses = _Pauses()
         self._registry.register(self._pauses)
 
-    def count_request(self, reason: str) -> None:
-        """Count one request that ended."""
-        self._requests.labels(reason).inc()
+    def count_requests(self, reason: str, number: int = 1) -> None:
+        """Count requests that ended."""
+        self._requests.labels(reason).inc(number)
 
     @contextmanager
-    def counting_refusals(self) -> Iterator[None]:
-        """Count a request that is refused inside this block."""
+    def counting_failures(self, number: int = 1) -> Iterator[None]:
+        """Count so many requests if this block fails: the client's fault, ours, or a bug."""
         try:
             yield
-        except RequestError:
-            self.count_request("refused")
+        except Exception as error:
+            self.count_requests(failure_reason(error.status if isinstance(error, RequestError) else 500), number)
             raise
 
     def set_load(self, load: LoadMsg) -> None:
@@ -102,6 +102,11 @@ class Metrics:
     def _load_gauge(self, name: str, help_text: str) -> Gauge:
         # Every HTTP process hears the same reports: the latest one counts, not their sum.
         return Gauge(f"lightserve_{name}", help_text, registry=self._registry, multiprocess_mode="mostrecent")
+
+
+def failure_reason(status: int) -> str:
+    """Say how a request ended that was answered with an error."""
+    return "refused" if status < 500 else "error"
 
 
 class _Pauses(Collector):

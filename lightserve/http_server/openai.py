@@ -40,23 +40,23 @@ def openai_routes(front: FrontEnd) -> APIRouter:
     @router.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        with front.metrics.counting_refusals():
+        with front.metrics.counting_failures():
             front.status.check_serving()
             body = await front.bodies.read(request, ChatRequest)
             _check(front, body, UNSUPPORTED_IN_CHAT)
             ids = await front.prompts.encode_messages(body.messages, "messages")
             choices = _choices(front, body, ids, "messages", first_index=0)
-        return _reply(front, CHAT, body, choices)
+            return _reply(front, CHAT, body, choices)
 
     @router.post("/completions")
     async def completions(request: Request) -> Response:
         """Continue one prompt or several."""
-        with front.metrics.counting_refusals():
+        with front.metrics.counting_failures():
             front.status.check_serving()
             body = await front.bodies.read(request, CompletionRequest)
             _check(front, body, UNSUPPORTED_IN_COMPLETIONS)
             choices = await _choices_of_prompts(front, body)
-        return _reply(front, COMPLETION, body, choices)
+            return _reply(front, COMPLETION, body, choices)
 
     @router.get("/models")
     async def models() -> Response:

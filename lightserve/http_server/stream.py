@@ -13,9 +13,10 @@ from typing import Protocol, Self
 
 from lightserve.http_server.answer import Answer
 from lightserve.http_server.choice import Choice
+from lightserve.http_server.error_reply import INTERNAL_ERROR
 from lightserve.http_server.events import num_tokens
 from lightserve.http_server.limits import MAX_UNREAD_TOKENS
-from lightserve.http_server.metrics import Metrics
+from lightserve.http_server.metrics import Metrics, failure_reason
 from lightserve.ipc.messages import ErrorInfo, TextEvent
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,8 @@ class Stream(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception):
+            self.fail(INTERNAL_ERROR)
         self.close()
 
     @abstractmethod
@@ -148,7 +151,7 @@ class Stream(ABC):
 
     def _end(self, req_id: int, reason: str) -> None:
         self._running.discard(req_id)
-        self._owner.metrics.count_request(reason)
+        self._owner.metrics.count_requests(reason)
         if not self._running:
             self._log_end(reason)
 
@@ -269,6 +272,4 @@ def _num_prompt_tokens(choices: Sequence[Choice]) -> int:
 
 def _reason(failure: ErrorInfo | None) -> str:
     """Say for the metrics how a request ended that did not end by itself."""
-    if failure is None:
-        return "abort"
-    return "refused" if failure.status < 500 else "error"
+    return "abort" if failure is None else failure_reason(failure.status)

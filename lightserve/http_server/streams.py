@@ -122,7 +122,8 @@ class Streams:
         self.metrics.open_requests.set(len(self._open))
 
     def _start(self, stream: Stream, choices: Sequence[Choice]) -> None:
-        self._status.check_serving()
+        with self.metrics.counting_failures(len(choices)):
+            self._status.check_serving()
         if not self._by_req_id:
             self._pulse.start()
         self._open.add(stream)

@@ -1,12 +1,17 @@
 """``/metrics``: every request counted once, gauges back to nothing when nobody is left."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 
+from lightserve.http_server.openai_formats import CompletionStreamFormat
+from lightserve.http_server.status import Phase
 from lightserve.ipc.messages import ErrorInfo
-from tests.lightserve.http_server.endpoints import Endpoint
+from lightserve.tokenizer import Tokenizer
+from tests.lightserve.http_server.endpoints import ENDPOINTS, Endpoint
 from tests.lightserve.http_server.fake_engine import Script
 from tests.lightserve.http_server.live_server import LiveServer
 
@@ -18,6 +23,12 @@ def metrics(server: LiveServer) -> dict[str, float]:
     text = server.client.get("/metrics").text
     samples = re.findall(r"^lightserve_(\S+) (\S+)$", text, re.MULTILINE)
     return {name: float(value) for name, value in samples}
+
+
+def requests_by_reason(server: LiveServer) -> dict[str, float]:
+    text = server.client.get("/metrics").text
+    samples = re.findall(r'^lightserve_requests_total{reason="(\w+)"} (\S+)$', text, re.MULTILINE)
+    return {reason: float(value) for reason, value in samples}
 
 
 def test_requests_are_counted_by_how_they_ended(fresh_server: LiveServer) -> None:
@@ -34,13 +45,62 @@ def test_requests_are_counted_by_how_they_ended(fresh_server: LiveServer) -> Non
     server.engine.script_for = lambda message: Script(error_after=0)
     assert WHOLE.ask(server.client).status == 500
     server.until_idle()
+    assert requests_by_reason(server) == {"stop": 4, "length": 3, "abort": 2, "refused": 2, "error": 1}
     now = metrics(server)
-    ended = {reason: now[f'requests_total{{reason="{reason}"}}'] for reason in ("stop", "length", "abort")}
-    assert ended == {"stop": 4, "length": 3, "abort": 2}
-    assert now['requests_total{reason="refused"}'] == 2
-    assert now['requests_total{reason="error"}'] == 1
     assert now["generated_tokens_total"] == sum(usage.completion_tokens or 0 for usage in usages)
     assert now["prompt_tokens_total"] == sum(usage.prompt_tokens or 0 for usage in usages)
+
+
+def draining_amid(server: LiveServer) -> Callable[..., list[int]]:
+    """Make a tokenizer's method that the server begins to drain in."""
+
+    def encode(*args: object, **flags: object) -> list[int]:
+        server.front.status.phase = Phase.DRAINING
+        return [1]
+
+    return encode
+
+
+def failing(*args: object, **kwargs: object) -> Any:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=str)
+def test_a_drain_that_begins_amid_the_tokenizing_counts_every_choice_as_an_error(
+    fresh_server: LiveServer, monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", draining_amid(fresh_server))
+    choices = {} if endpoint.is_lightllm else {"n": 3}
+    assert endpoint.ask(fresh_server.client, **choices).status == 503
+    assert requests_by_reason(fresh_server) == {"error": choices.get("n", 1)}
+
+
+def test_what_comes_while_a_server_drains_counts_as_an_error(fresh_server: LiveServer) -> None:
+    fresh_server.front.status.phase = Phase.DRAINING
+    for endpoint in ENDPOINTS:
+        assert endpoint.ask(fresh_server.client).status == 503
+    assert requests_by_reason(fresh_server) == {"error": len(ENDPOINTS)}
+
+
+def test_a_bug_before_the_router_knows_of_a_request_counts_as_an_error(
+    fresh_server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", failing)
+    for endpoint in ENDPOINTS:
+        assert endpoint.ask(fresh_server.client).status == 500
+    assert requests_by_reason(fresh_server) == {"error": len(ENDPOINTS)}
+
+
+def test_a_bug_amid_a_stream_counts_every_choice_that_still_runs_as_an_error(
+    fresh_server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CompletionStreamFormat, "write", failing)
+    fresh_server.engine.script_for = lambda message: Script("x" * 400, step_s=0.02)
+    with pytest.raises(httpx.RemoteProtocolError):
+        STREAM.ask(fresh_server.client, n=3)
+    fresh_server.until_idle()
+    assert len(fresh_server.engine.aborts) == 1
+    assert requests_by_reason(fresh_server) == {"error": 3}
 
 
 def test_gauges_are_back_to_zero_when_all_clients_have_left(fresh_server: LiveServer) -> None:
