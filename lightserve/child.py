@@ -1,6 +1,7 @@
 """The common start and end of every child process: named, logged, never outliving the launcher, never silent."""
 
 import ctypes
+import functools
 import gc
 import logging
 import os
@@ -9,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import setproctitle
 import zmq
@@ -21,6 +23,9 @@ from lightserve.log import configure_logging
 from lightserve.stop_signals import ignore_stop_signals
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _LIFELINE_FD = 0  # standard input: a pipe whose other end only the launcher holds
 _PR_SET_PDEATHSIG = 1
@@ -53,6 +58,25 @@ def run_child(kind: str, main: Callable[[str, int], None]) -> None:
         main(run_dir, index)
     except Exception as error:  # the process boundary: every kind of failure is told to the launcher
         _die(run_dir, name, error)
+
+
+def fatal(function: Callable[P, T]) -> Callable[P, T]:
+    """Let an error in ``function`` end the process as one that escapes from a thread does.
+
+    For what a library calls that would hand the error to somebody else, and go on.
+    """
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            threading.excepthook(
+                threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
+            )
+            raise
+
+    return guarded
 
 
 def freeze_garbage_collector() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import rpyc
 
 from lightserve.boot import Boot, read_boot
-from lightserve.child import freeze_garbage_collector, process_name, run_child
+from lightserve.child import fatal, freeze_garbage_collector, process_name, run_child
 from lightserve.ipc.messages import LoadReply, StepPlan, StepResult
 from lightserve.ipc.worker_link import serve_worker
 from lightserve.model_worker.cpu.loading import load_cpu_engine
@@ -89,7 +89,11 @@ class _Promise:
 
 
 class WorkerService(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
-    """The remote interface: plain bytes in and out, results one step late."""
+    """The remote interface: plain bytes in and out, results one step late.
+
+    An error in a step ends the process. Told to the router alone, it would not be heard while that waits for a rank
+    which, in a collective operation, waits for this one.
+    """
 
     def __init__(self, engine: Engine[Runner], pool: PoolSize, launcher: StepLauncher) -> None:
         super().__init__()
@@ -106,6 +110,7 @@ class WorkerService(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
         """Say how many slots there are, as a ``LoadReply``."""
         return self._encoder.encode(LoadReply(self._pool.num_slots, self._pool.note))
 
+    @fatal
     def exposed_step(self, raw_plan: bytes) -> bytes:
         """Launch a ``StepPlan``, then wait for the plan before it and return its ``StepResult``, or nothing."""
         start = time.perf_counter()
@@ -115,6 +120,7 @@ class WorkerService(rpyc.Service):  # type: ignore[misc]  # rpyc has no types
         self._launch_s += time.perf_counter() - start
         return self._swap_pending(launched, device_waited=device_waited)
 
+    @fatal
     def exposed_flush(self) -> bytes:
         """Wait for the last plan and return its ``StepResult``, or nothing."""
         return self._swap_pending(None, device_waited=False)

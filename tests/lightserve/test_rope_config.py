@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import transformers
@@ -45,6 +46,14 @@ def test_known_kinds_turn_as_transformers_turns(parameters: dict[str, Any], long
     torch.testing.assert_close(inverse_frequencies(rope, 32), inv_freq, rtol=1e-6, atol=0)
     assert rope.attention_factor == pytest.approx(attention_factor)
     assert max_position == longest
+
+
+@pytest.mark.parametrize("kind", ["default", "linear"])
+def test_the_factors_of_a_file_divide_what_the_kind_gives(kind: str) -> None:
+    plain = RopeConfig(10000.0, kind, factor=2.0)  # type: ignore[arg-type]  # one of the kinds
+    factors = (1.0, 2.0, 4.0, 8.0)
+    expected = inverse_frequencies(plain, 8) / torch.tensor(factors)
+    torch.testing.assert_close(inverse_frequencies(msgspec.structs.replace(plain, factors=factors), 8), expected)
 
 
 def test_the_kind_and_base_are_read_wherever_they_stand() -> None:

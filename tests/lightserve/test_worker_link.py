@@ -1,6 +1,7 @@
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,13 @@ class Echo(rpyc.Service):  # type: ignore[misc]
     def exposed_echo(self, payload: bytes) -> bytes:
         return payload
 
+    def exposed_take_long(self) -> bytes:
+        time.sleep(1.2)
+        return b"done"
+
+    def exposed_things(self) -> list[int]:
+        return [1, 2]
+
     def exposed_refuse(self) -> None:
         raise ConfigError("--tp 3: no")
 
@@ -27,6 +35,11 @@ class Echo(rpyc.Service):  # type: ignore[misc]
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "worker")
+
+
+@pytest.fixture
+def impatient_rpyc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rpyc.core.protocol.DEFAULT_CONFIG, "sync_request_timeout", 0.1)  # it is half a minute
 
 
 @pytest.fixture
@@ -69,6 +82,16 @@ def test_a_worker_that_says_that_it_is_ready_takes_calls(tmp_path: Path) -> None
     connection.close()
     thread.join(10)
     launcher.close()
+
+
+def test_nothing_is_pickled(connection: "rpyc.Connection") -> None:
+    with pytest.raises(ValueError, match="pickling is disabled"):
+        rpyc.classic.obtain(connection.root.things())
+
+
+@pytest.mark.usefixtures("impatient_rpyc")
+def test_a_call_may_take_as_long_as_it_takes(connection: "rpyc.Connection") -> None:
+    assert connection.root.take_long() == b"done"
 
 
 def test_where_nobody_listens_nobody_answers(path: str) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from msgspec.msgpack import encode
 from msgspec.structs import replace
 
 from lightserve.ipc.messages import StepPlan, StepResult, pack_float32, pack_int32
 from lightserve.ipc.worker_link import WorkerListener
 from lightserve.model_worker.kv_cache import PoolSize
-from lightserve.model_worker.process import ThreadLauncher, WorkerService
+from lightserve.model_worker.process import DirectLauncher, ThreadLauncher, WorkerService
 from lightserve.router.worker_client import WorkerClient
 
 
@@ -60,6 +61,45 @@ def client(engine: GatedEngine, tmp_path: Path) -> Iterator[WorkerClient]:
     engine.gate.set()
     client.close()
     thread.join()
+
+
+class FailingEngine(GatedEngine):
+    def step(self, plan: StepPlan) -> Output:
+        raise RuntimeError("no such slot")
+
+
+class FailingOutput(Output):
+    def result(self) -> StepResult:
+        raise RuntimeError("an illegal memory access")
+
+
+class LaterFailingEngine(GatedEngine):
+    def step(self, plan: StepPlan) -> Output:
+        return FailingOutput(plan.step_id)
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Errors that would have ended the process."""
+    ends: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda failure: ends.append(str(failure.exc_value)))
+    return ends
+
+
+def test_an_error_in_a_step_ends_the_process(ends: list[str]) -> None:
+    service = WorkerService(FailingEngine(), PoolSize(123, "because"), DirectLauncher())  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError):
+        service.exposed_step(encode(make_plan(1)))
+    assert ends == ["no such slot"]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_an_error_that_shows_when_a_step_has_run_ends_the_process(ends: list[str], is_last: bool) -> None:
+    service = WorkerService(LaterFailingEngine(), PoolSize(123, "because"), DirectLauncher())  # type: ignore[arg-type]
+    service.exposed_step(encode(make_plan(1)))
+    with pytest.raises(RuntimeError):
+        _ = service.exposed_flush() if is_last else service.exposed_step(encode(make_plan(2)))
+    assert ends == ["an illegal memory access"]
 
 
 def test_load_tells_the_size_of_the_pool(client: WorkerClient) -> None:
