@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leave
 import msgspec
 from benchmark.api import API_FAMILIES, Sampling
 from benchmark.endpoint import Endpoint, ServerError, ServerQueries
-from benchmark.fleet import ClientDiedError, FleetResult, choose_num_processes, run_fleet, time_requests
+from benchmark.fleet import ClientDiedError, FleetResult, choose_num_processes, run_fleet, schedule_requests
 from benchmark.messages import Job
 from benchmark.traces import RandomIds
 from front_end_bench.cpu_times import CpuTimes
@@ -132,7 +132,7 @@ def _job(scenario: Scenario, url: str, api: str) -> Job:
     sampling = Sampling(temperature=0.0, ignore_eos=True)
     prompts = RandomIds(info["vocab_size"], seed=0).prompts(scenario.lengths)
     bodies = [msgspec.json.encode(API_FAMILIES[api].write_body(prompt, sampling, model)) for prompt in prompts]
-    return Job(url, api, None, None, _TIMEOUT_S, time_requests(bodies, [0.0] * len(bodies)))
+    return Job(url, api, None, None, _TIMEOUT_S, schedule_requests(bodies, [0.0] * len(bodies)))
 
 
 def _measure(scenario: Scenario, load: FleetResult, cpu_times: CpuTimes) -> Result:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leave
 
 from benchmark.api import API_FAMILIES
 from benchmark.endpoint import Endpoint, ServerError, ServerQueries
-from benchmark.fleet import ClientDiedError, FleetResult, choose_num_processes, run_fleet, time_requests
+from benchmark.fleet import ClientDiedError, FleetResult, choose_num_processes, run_fleet, schedule_requests
 from benchmark.messages import Job
 from benchmark.metrics import Summary, summarize
 from benchmark.options import Options, parse_options
@@ -86,7 +86,7 @@ def _job(options: Options, bodies: list[bytes], offsets_s: list[float]) -> Job:
         api_key=options.api_key,
         max_concurrency=options.max_concurrency,
         timeout_s=options.timeout_s,
-        requests=time_requests(bodies, offsets_s),
+        requests=schedule_requests(bodies, offsets_s),
     )
 
 

@@ -14,10 +14,6 @@ _ANSWER_LIMIT_S = 30.0
 class ServerError(Exception):
     """The server could not be asked, or answered with an error status."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -102,7 +98,7 @@ class ServerQueries:
             self._connection.close()
             raise ServerError(f"{method} {path}: {error}") from error
         if reply.status != 200:
-            raise ServerError(f"{method} {path}: status {reply.status}: {raw[:200]!r}", reply.status)
+            raise ServerError(f"{method} {path}: status {reply.status}: {raw[:200]!r}")
         try:
             return msgspec.json.decode(raw)
         except msgspec.DecodeError as error:

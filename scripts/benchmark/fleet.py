@@ -11,9 +11,20 @@ from pathlib import Path
 
 import msgspec
 
-from benchmark.messages import Finished, Job, Outcome, Progress, Ready, Report, Start, TimedRequest, frame, read_frame
+from benchmark.messages import (
+    ClientMsg,
+    Finished,
+    Job,
+    Outcome,
+    Progress,
+    Ready,
+    Start,
+    TimedRequest,
+    frame,
+    read_frame,
+)
 
-# One process follows about 1,000 streams of 20 tokens/s with a fifth of a core (docs/performance.md).
+# At 20 tokens/s each they take a sixth of a core (docs/performance.md); a process short of time measures itself.
 _STREAMS_PER_PROCESS = 750
 _START_DELAY_S = 0.1  # for the start message to reach every process
 _READ_LIMIT_BYTES = 1 << 20
@@ -29,12 +40,10 @@ class FleetResult:
 
     Attributes:
         outcomes: Of every request, in workload order.
-        start_s: When the load began, on ``time.monotonic``.
         cpu_fracs: Share of a core that each process used until its last request ended.
     """
 
     outcomes: list[Outcome]
-    start_s: float
     cpu_fracs: list[float]
 
 
@@ -82,7 +91,7 @@ async def _run(jobs: list[Job], on_progress: Callable[[int], None]) -> FleetResu
     finally:
         await asyncio.gather(*(client.close() for client in clients))
     outcomes = sorted((o for part in finished for o in part.outcomes), key=lambda outcome: outcome.index)
-    return FleetResult(outcomes, start_s, [_cpu_frac(part, start_s) for part in finished])
+    return FleetResult(outcomes, [_cpu_frac(part, start_s) for part in finished])
 
 
 async def _spawn() -> Process:
@@ -111,9 +120,9 @@ class _ClientProcess:
     async def prepare(self, job: Job) -> None:
         self.send(job)
         await self._stdin.drain()
-        report = await self._receive()
-        if not isinstance(report, Ready):
-            raise ClientDiedError(f"a client process began with {type(report).__name__}")
+        message = await self._receive()
+        if not isinstance(message, Ready):
+            raise ClientDiedError(f"a client process began with {type(message).__name__}")
 
     async def follow(self, on_progress: Callable[[], None]) -> Finished:
         while True:
@@ -126,9 +135,9 @@ class _ClientProcess:
                 case Ready():
                     raise ClientDiedError("a client process was ready twice")
 
-    async def _receive(self) -> Report:
+    async def _receive(self) -> ClientMsg:
         try:
-            return msgspec.msgpack.decode(await read_frame(self._stdout), type=Report)
+            return msgspec.msgpack.decode(await read_frame(self._stdout), type=ClientMsg)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise ClientDiedError(f"client process {self._process.pid} died") from error
 
@@ -143,7 +152,7 @@ def _cpu_frac(finished: Finished, start_s: float) -> float:
     return finished.cpu_s / max(last_s - start_s, 1e-9)
 
 
-def time_requests(bodies: list[bytes], offsets_s: list[float]) -> list[TimedRequest]:
+def schedule_requests(bodies: list[bytes], offsets_s: list[float]) -> list[TimedRequest]:
     """Join bodies with their times, in order of time."""
     requests = [TimedRequest(i, t, b) for i, (t, b) in enumerate(zip(offsets_s, bodies, strict=True))]
     return sorted(requests, key=lambda request: request.offset_s)

@@ -100,7 +100,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag=True):
     cpu_s: float
 
 
-Report = Ready | Progress | Finished
+ClientMsg = Ready | Progress | Finished
 
 _PREFIX_BYTES = 8
 

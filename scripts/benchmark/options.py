@@ -127,9 +127,11 @@ def _add_load_flags(group: "argparse._ArgumentGroup") -> None:
         help="other prompts, sent before and not measured (%(default)s)",
     )
     group.add_argument(
-        "--ignore_eos", action="store_true", default=True, help="ask for answers of exactly the length (the default)"
+        "--no_ignore_eos",
+        dest="ignore_eos",
+        action="store_false",
+        help="let the model end its answers; unset: they are of exactly the length asked for",
     )
-    group.add_argument("--no_ignore_eos", dest="ignore_eos", action="store_false", help="let the model end its answers")
     group.add_argument("--temperature", type=float, default=0.0, help="0: greedy (%(default)s)")
     group.add_argument("--extra_body", type=_json_object, default={}, help="JSON object merged into every body")
     group.add_argument("--timeout_s", type=_positive, help="a request that takes longer has failed; unset: no limit")

@@ -59,22 +59,15 @@ def test_a_share_of_a_core_is_taken_between_samples() -> None:
 
 
 @pytest.mark.parametrize("name", ["steady", "crowd"])
-def test_a_full_batch_makes_the_tokens_asked_for(name: str) -> None:
+def test_a_full_batch_has_work_for_as_long_as_asked(name: str) -> None:
     scenario = make_scenario(name, num_streams=3000, tokens_per_s=16_000, seconds=20)
-    assert scenario.asked_tokens_per_s == pytest.approx(16_000)
-    assert len(scenario.lengths) == 3000
-    assert scenario.num_running == {"steady": 3000, "crowd": 1000}[name]
-    total_s = sum(row.output_len for row in scenario.lengths) / 16_000
-    assert total_s >= 19
+    num_steps = sum(row.output_len for row in scenario.lengths) / scenario.num_running
+    assert num_steps * scenario.step_s >= 19
 
 
 def test_streams_of_a_crowd_end_at_different_times() -> None:
     lengths = make_scenario("crowd", 300, 16_000, 20).lengths
     assert len({row.output_len for row in lengths}) > 200
-
-
-def test_nothing_but_the_front_end_sets_the_limit() -> None:
-    assert make_scenario("limit", 300, 16_000, 20).asked_tokens_per_s is None
 
 
 def test_drawn_ids_never_end_a_sequence() -> None:

@@ -244,6 +244,11 @@ def test_a_dataset_without_timestamps_cannot_be_replayed() -> None:
         _offsets([Prompt("", 1, 1)], "--replay_timestamps")
 
 
+@pytest.mark.parametrize(("flags", "ignores"), [([], True), (["--no-ignore-eos"], False)])
+def test_answers_are_as_long_as_asked_for_unless_the_model_may_end_them(flags: list[str], ignores: bool) -> None:
+    assert parse_options(["--dataset", "x.csv", *flags]).ignore_eos is ignores
+
+
 def _offsets(prompts: list[Prompt], *flags: str) -> list[float]:
     return arrival_offsets(prompts, parse_options(["--dataset", "x.csv", *flags]))
 
