@@ -30,6 +30,7 @@ from script_tools.surroundings import describe_surroundings
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.host import num_usable_cpus
 from lightserve.model_worker.weights.loader import load_weights
+from lightserve.model_worker.weights.sharding import Shard
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def _load(folder: Path, tp: int, rank: int, device_name: str) -> Load:
     device, config = torch.device(device_name), load_model_config(folder)
     torch.zeros(1, device=device)
     start = time.perf_counter()
-    weights = load_weights(config, rank=rank, world_size=tp, device=device, dtype=torch.bfloat16, load_format="auto")
+    shard = Shard.of(config, rank, tp)
+    weights = load_weights(config, shard, device=device, dtype=torch.bfloat16, load_format="auto")
     seconds = time.perf_counter() - start
     tensors = [weights.embedding, weights.final_norm, *([] if config.tie_embeddings else [weights.lm_head])]
     for layer in weights.layers:

@@ -71,9 +71,8 @@ def load_cpu_model(config: ModelConfig, ranks: Ranks, *, dtype: torch.dtype, loa
     Raises:
         ConfigError: The model's files or the number of ranks do not fit.
     """
-    rank, world_size = ranks.rank, ranks.world_size
-    shard = Shard.of(config, rank, world_size)
-    weights = load_weights(config, rank=rank, world_size=world_size, device=_CPU, dtype=dtype, load_format=load_format)
+    shard = Shard.of(config, ranks.rank, ranks.world_size)
+    weights = load_weights(config, shard, device=_CPU, dtype=dtype, load_format=load_format)
     backend = CpuBackend(
         config.rope,
         head_dim=config.head_dim,

@@ -147,11 +147,8 @@ def load_blueprint(
 def _load_model(
     config: ModelConfig, ranks: Ranks, *, max_position: int, dtype: torch.dtype, device: torch.device, load_format: str
 ) -> LlamaModel[CudaBackend]:
-    rank, world_size = ranks.rank, ranks.world_size
-    shard = Shard.of(config, rank, world_size)
-    weights = load_weights(
-        config, rank=rank, world_size=world_size, device=device, dtype=dtype, load_format=load_format
-    )
+    shard = Shard.of(config, ranks.rank, ranks.world_size)
+    weights = load_weights(config, shard, device=device, dtype=dtype, load_format=load_format)
     backend = CudaBackend(
         config.rope,
         num_heads=len(shard.q_heads),

@@ -29,18 +29,16 @@ _SHOWN_NAMES = 5
 
 
 def load_weights(
-    config: ModelConfig, *, rank: int, world_size: int, device: torch.device, dtype: torch.dtype, load_format: str
+    config: ModelConfig, shard: Shard, *, device: torch.device, dtype: torch.dtype, load_format: str
 ) -> ModelWeights:
-    """Load, or with ``load_format`` dummy invent, the weights of one rank.
+    """Load, or with ``load_format`` dummy invent, one rank's shard of the weights.
 
     Every name and shape is checked before the first number is read. Each number is copied once, to its place in the
     fused tensors.
 
     Raises:
-        ConfigError: The model does not divide into ``world_size``, does not fit the device, or its files are missing,
-            damaged or not those of this model.
+        ConfigError: The model does not fit the device, or its files are missing, damaged or not those of this model.
     """
-    shard = Shard.of(config, rank, world_size)
     needed = list(pieces_of(_allocate(config, shard, torch.device("meta"), dtype), config, shard))
     source = None if load_format == "dummy" else _open(config)
     if source is not None:

@@ -10,6 +10,7 @@ from script_tools.random_checkpoint import random_bits, write_checkpoint
 
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.weights.loader import load_weights
+from lightserve.model_worker.weights.sharding import Shard
 
 VALUES = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,13 +42,9 @@ def test_what_was_written_is_loaded_from_all_files(tmp_path: Path) -> None:
     files = list(tmp_path.glob("model-*-of-*.safetensors"))
     assert len(files) > 2
     assert total == sum(tensor.nbytes for tensor in made.values()) <= sum(file.stat().st_size for file in files)
+    config = load_model_config(tmp_path)
     weights = load_weights(
-        load_model_config(tmp_path),
-        rank=0,
-        world_size=1,
-        device=torch.device("cpu"),
-        dtype=torch.bfloat16,
-        load_format="auto",
+        config, Shard.of(config, 0, 1), device=torch.device("cpu"), dtype=torch.bfloat16, load_format="auto"
     )
     assert torch.equal(weights.lm_head, made["lm_head.weight"])
     assert torch.equal(weights.layers[1].down_proj, made["model.layers.1.mlp.down_proj.weight"])

@@ -20,6 +20,7 @@ from lightserve.model_config import load_model_config
 from lightserve.model_worker.weights import loader
 from lightserve.model_worker.weights.loader import load_weights
 from lightserve.model_worker.weights.model_weights import LayerWeights, ModelWeights
+from lightserve.model_worker.weights.sharding import Shard
 from tests.model_worker.weights.tiny import State, make_model, save_model, stored_order, write_gguf
 
 CPU = torch.device("cpu")
@@ -33,9 +34,8 @@ def name_of(kind: Kind) -> str:
 
 
 def load(path: Path, rank: int = 0, world_size: int = 1, dtype: torch.dtype = torch.float32) -> ModelWeights:
-    return load_weights(
-        load_model_config(path), rank=rank, world_size=world_size, device=CPU, dtype=dtype, load_format="auto"
-    )
+    config = load_model_config(path)
+    return load_weights(config, Shard.of(config, rank, world_size), device=CPU, dtype=dtype, load_format="auto")
 
 
 def expected_layer(state: State, index: int) -> LayerWeights:
@@ -273,7 +273,7 @@ def test_more_weights_than_memory_are_refused_before_they_are_taken(folder: Path
     for vocab_size in (2**31 - 1, 2**60):
         huge = msgspec.structs.replace(config, vocab_size=vocab_size)
         with pytest.raises(ConfigError, match=r"take .* GiB of memory are free|do not fit"):
-            load_weights(huge, rank=0, world_size=1, device=CPU, dtype=torch.float32, load_format="dummy")
+            load_weights(huge, Shard.of(huge, 0, 1), device=CPU, dtype=torch.float32, load_format="dummy")
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16], ids=name_of)
@@ -421,7 +421,7 @@ def test_dummy_weights_are_finite_of_unit_gain_and_the_same_at_every_start(folde
     before = sorted(folder.iterdir())
 
     def make(rank: int) -> ModelWeights:
-        return load_weights(config, rank=rank, world_size=2, device=CPU, dtype=torch.float32, load_format="dummy")
+        return load_weights(config, Shard.of(config, rank, 2), device=CPU, dtype=torch.float32, load_format="dummy")
 
     first, again, other = make(0), make(0), make(1)
     assert_same(first.layers[1].qkv, again.layers[1].qkv)
@@ -436,5 +436,5 @@ def test_dummy_weights_are_finite_of_unit_gain_and_the_same_at_every_start(folde
 def test_dummy_weights_need_a_configuration_only(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     config = load_model_config(folder, "dummy")
-    weights = load_weights(config, rank=0, world_size=1, device=CPU, dtype=torch.bfloat16, load_format="dummy")
+    weights = load_weights(config, Shard.of(config, 0, 1), device=CPU, dtype=torch.bfloat16, load_format="dummy")
     assert all(layer.down_proj.isfinite().all() for layer in weights.layers)
