@@ -18,6 +18,8 @@ from lightserve.model_worker.cpu.loading import load_cpu_engine
 from lightserve.model_worker.cpu.memory import reserved_bytes
 from lightserve.model_worker.host import free_host_bytes, num_usable_cpus
 from lightserve.model_worker.kv_cache import GIB
+from lightserve.model_worker.loading import sampled_vocab_size
+from lightserve.tokenizer import Tokenizer
 from tests.model_worker.references import make_reference
 
 SLOT_BYTES = 2 * 2 * 2 * 16 * 4  # layers, K and V, kv heads, head_dim, float32
@@ -47,6 +49,16 @@ def boot(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Boot:
         chunked_prefill_size=64,
         batch_max_tokens=164,
     )
+
+
+@pytest.mark.parametrize(("more_in_model", "sampled"), [(7, 0), (0, 0), (-1, -1)])
+def test_sampled_are_ids_that_have_a_logit_and_a_text(
+    boot: Boot, model_dir: Path, more_in_model: int, sampled: int
+) -> None:
+    num_texts = Tokenizer.load(model_dir).vocab_size
+    model = msgspec.structs.replace(boot.model, vocab_size=num_texts + more_in_model)
+    padded = msgspec.structs.replace(boot, model=model, tokenizer_dir=str(model_dir))
+    assert sampled_vocab_size(padded) == num_texts + sampled
 
 
 def with_slots(boot: Boot, num_slots: int | None, num_rows: int = 100) -> Boot:
