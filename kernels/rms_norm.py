@@ -1,6 +1,6 @@
 """RMSNorm, alone and with the residual addition before it.
 
-    rms_norm(x) = x / sqrt(mean(x²) + eps) · weight
+    rms_norm(x) = x / sqrt(mean(x²) + eps) · gain
     add_rms_norm(x, residual): residual += x, then rms_norm(residual)
 
 One program per row; squares, mean and product in float32, rounded once at the end.
@@ -14,28 +14,28 @@ from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 
 def rms_norm_reference(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
+    x: torch.Tensor, gain: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Do what ``rms_norm`` does, in plain torch."""
     wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * gain.float()
     return normed.to(x.dtype) if out is None else out.copy_(normed)
 
 
 def add_rms_norm_reference(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
+    x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Do what ``add_rms_norm`` does, in plain torch."""
     residual.add_(x)
-    return rms_norm_reference(residual, weight, eps, out=out)
+    return rms_norm_reference(residual, gain, eps, out=out)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Normalise each row of ``x``.
 
     Args:
         x: [num_tokens, hidden], any float dtype; rows may be strided, their elements not.
-        weight: [hidden].
+        gain: [hidden].
         eps: Added to the mean square.
         out: [num_tokens, hidden] contiguous; made when not given.
 
@@ -43,21 +43,21 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Te
         ValueError: The shapes do not fit, or a row is not contiguous.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    _check_rows(x, weight)
+    _check_rows(x, gain)
     if x.shape[0]:
-        _launch(x, x, weight, eps, out, add=False)
+        _launch(x, x, gain, eps, out, add=False)
     return out
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
+    x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Add ``x`` to ``residual`` in place, then normalise each row of the sum (as rounded to its dtype).
 
     Args:
         x: [num_tokens, hidden], any float dtype; rows may be strided, their elements not.
         residual: [num_tokens, hidden] contiguous, same dtype, changed.
-        weight: [hidden].
+        gain: [hidden].
         eps: Added to the mean square.
         out: [num_tokens, hidden] contiguous, may be ``x``; made when not given.
 
@@ -65,28 +65,28 @@ def add_rms_norm(
         ValueError: The shapes do not fit, or a row is not contiguous.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    _check_rows(x, weight)
+    _check_rows(x, gain)
     if residual.shape != x.shape or not residual.is_contiguous():
         raise ValueError(f"residual {tuple(residual.shape)} must be contiguous and shaped as x {tuple(x.shape)}")
     if x.shape[0]:
-        _launch(x, residual, weight, eps, out, add=True)
+        _launch(x, residual, gain, eps, out, add=True)
     return out
 
 
-def _check_rows(x: torch.Tensor, weight: torch.Tensor) -> None:
-    if x.dim() != 2 or x.stride(1) != 1 or weight.shape != x.shape[1:]:
-        raise ValueError(f"x {tuple(x.shape)} needs contiguous rows as wide as weight {tuple(weight.shape)}")
+def _check_rows(x: torch.Tensor, gain: torch.Tensor) -> None:
+    if x.dim() != 2 or x.stride(1) != 1 or gain.shape != x.shape[1:]:
+        raise ValueError(f"x {tuple(x.shape)} needs contiguous rows as wide as gain {tuple(gain.shape)}")
 
 
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, *, add: bool
+    x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float, out: torch.Tensor, *, add: bool
 ) -> None:
     num_tokens, hidden = x.shape
     block = triton.next_power_of_2(hidden)
     _rms_norm_kernel[(num_tokens,)](
         x,
         residual,
-        weight,
+        gain,
         out,
         eps,
         x.stride(0),
@@ -100,12 +100,12 @@ def _launch(
 
 @triton.jit
 def _rms_norm_kernel(
-    x, residual, weight, out, eps, x_stride, hidden, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+    x, residual, gain, out, eps, x_stride, hidden, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < hidden
-    gain = tl.load(weight + column, mask=inside, other=0).to(tl.float32)
+    wide_gain = tl.load(gain + column, mask=inside, other=0).to(tl.float32)
     wait_for_previous(PDL)
     value = tl.load(x + row * x_stride + column, mask=inside, other=0)
     if ADD:
@@ -114,5 +114,5 @@ def _rms_norm_kernel(
         tl.store(residual + row * hidden + column, value, mask=inside)
     wide = value.to(tl.float32)
     mean_square = tl.sum(wide * wide) / hidden
-    normed = wide * tl.rsqrt(mean_square + eps) * gain
+    normed = wide * tl.rsqrt(mean_square + eps) * wide_gain
     tl.store(out + row * hidden + column, normed.to(out.dtype.element_ty), mask=inside)
