@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from lightserve.ipc.messages import GenerateMsg
+from lightserve.ipc.messages import GenerateMsg, TextEvent, pack_float32, pack_int32
 from tests.lightserve.http_server.endpoints import ENDPOINTS, Endpoint
 from tests.lightserve.http_server.fake_engine import Script
 from tests.lightserve.http_server.live_server import LiveServer
@@ -97,6 +97,25 @@ def test_clients_that_vanish_at_any_stage_leave_nothing(server: LiveServer, endp
         server.until(lambda: server.engine.num_running > 0)
     server.until_idle()
     assert aborted_ids(server) == sorted(message.req_id for message in server.engine.requests)
+
+
+@pytest.mark.parametrize("endpoint", STREAMED, ids=str)
+def test_a_stream_whose_client_stays_but_reads_nothing_is_given_up(server: LiveServer, endpoint: Endpoint) -> None:
+    server.engine.script_for = lambda message: Script(silent_after=1)
+    with connect(server) as connection:
+        connection.sendall(request(endpoint.path, endpoint.body()))
+        connection.recv(4)  # the reply has begun
+        req_id = server.engine.requests[0].req_id
+        # A mebibyte at a time: the kernel takes several before the server notices that nobody reads.
+        event = TextEvent(req_id, "x" * 2**20, pack_int32([7] * 4096), pack_float32([0.0] * 4096))
+
+        def is_given_up() -> bool:
+            server.call(lambda: server.front.streams.deliver([event]))
+            return bool(server.engine.aborts)
+
+        server.until(is_given_up, 10)
+    server.until_idle()
+    assert aborted_ids(server) == [req_id]
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=str)

@@ -7,6 +7,7 @@ import pytest
 
 from lightserve.http_server.choice import Choice
 from lightserve.http_server.http_protocol import PART_WRITER
+from lightserve.http_server.limits import MAX_UNREAD_TOKENS
 from lightserve.http_server.metrics import Metrics
 from lightserve.http_server.pulse import Pulse
 from lightserve.http_server.replies import StreamedReply
@@ -76,8 +77,9 @@ class Scene:
         reply = StreamedReply(self._streams, choices, Letters())
         self.replying = asyncio.create_task(reply(scope, self.client.receive, self.client.send))
 
-    def say(self, text: str, reason: str | None = None, error: ErrorInfo | None = None) -> None:
-        self._streams.deliver([TextEvent(0, text, pack_int32([7]), pack_float32([0.0]), reason, error)])
+    def say(self, text: str, reason: str | None = None, error: ErrorInfo | None = None, count: int = 1) -> None:
+        token_ids, logprobs = pack_int32([7] * count), pack_float32([0.0] * count)
+        self._streams.deliver([TextEvent(0, text, token_ids, logprobs, reason, error)])
 
 
 async def settle() -> None:
@@ -157,6 +159,31 @@ def test_an_error_in_a_format_ends_its_own_reply_and_nothing_else() -> None:
         assert scene.client.received == b"a"
         scene.say("b")
         assert scene.client.received == b"a"
+
+    asyncio.run(act())
+
+
+def test_a_second_error_in_a_format_before_the_reply_has_met_the_first_changes_nothing() -> None:
+    async def act() -> None:
+        scene = await begin()
+        scene.say("\udc80")
+        scene.say("\udc80")
+        with pytest.raises(UnicodeEncodeError):
+            await scene.replying
+        assert scene.client.received == b"a"
+
+    asyncio.run(act())
+
+
+def test_what_is_written_directly_is_no_backlog_however_long_the_stream() -> None:
+    async def act() -> None:
+        scene = await begin()
+        for _ in range(3):
+            scene.say("b", count=MAX_UNREAD_TOKENS)
+            await settle()
+        scene.say("c", "stop")
+        await scene.replying
+        assert scene.client.received == b"aBBBc."
 
     asyncio.run(act())
 
