@@ -35,6 +35,7 @@ class Script:
         deaf: Go on after an abort.
         burst: All events come at once.
         cached_len: Prompt ids found in the prefix cache, told with the first event.
+        ids_per_letter: Ids of each character, whose text comes with the last of them.
     """
 
     text: str = "Hello"
@@ -45,6 +46,7 @@ class Script:
     deaf: bool = False
     burst: bool = False
     cached_len: int = 0
+    ids_per_letter: int = 1
 
 
 @dataclass
@@ -124,7 +126,8 @@ def _events(message: GenerateMsg, script: Script) -> list[TextEvent]:
     if script.refusal is not None:
         return [TextEvent(req_id, "", b"", b"", error=script.refusal)]
     limit = message.sampling.max_new_tokens
-    said = [(letter, ord(letter) % 256) for letter in script.text]
+    silent = [""] * (script.ids_per_letter - 1)
+    said = [(text, ord(letter) % 256) for letter in script.text for text in (*silent, letter)]
     if message.sampling.ignore_eos:
         said = (said * (limit // len(said) + 1))[:limit]
     produced = [*said, ("", EOS_ID)][:limit]

@@ -98,6 +98,18 @@ def test_a_chunk_that_says_nothing_is_not_sent(server: LiveServer) -> None:
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("step_s", [0.0, 0.01])
+def test_nothing_is_sent_for_an_id_that_has_no_text_yet(server: LiveServer, step_s: float) -> None:
+    server.engine.script_for = lambda message: Script("Hi!", ids_per_letter=3, step_s=step_s)
+    completion = stream_events(server, COMPLETIONS, prompt="hi", stream_options={"include_usage": True})
+    assert [choice["text"] for event in completion for choice in event["choices"]] == ["H", "i", "!", ""]
+    chat = stream_events(server, CHAT, messages=MESSAGES, stream_options={"include_usage": True})
+    deltas = [choice["delta"] for event in chat for choice in event["choices"]]
+    texts = [{"content": letter} for letter in "Hi!"]
+    assert deltas == [{"role": "assistant", "content": ""}, *texts, {}]
+    assert [events[-1]["usage"]["completion_tokens"] for events in (completion, chat)] == [10, 10]
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": True}])
 def test_usage_comes_last_and_only_when_asked_for(server: LiveServer, path: str, options: dict[str, bool]) -> None:
