@@ -55,9 +55,9 @@ def write_checkpoint(
     return total
 
 
-def spread_numbers(seed: int = 0) -> MakeNumbers:
+def spread_numbers() -> MakeNumbers:
     """Make weights in float32 that set a model's next ids far apart, so that greedy ids do not hang on rounding."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
 
     def make(name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if len(shape) == 1 and not name.endswith("bias"):
@@ -67,15 +67,14 @@ def spread_numbers(seed: int = 0) -> MakeNumbers:
     return make
 
 
-def random_bits(max_numbers: int, seed: int = 0) -> MakeNumbers:
+def random_bits(max_numbers: int) -> MakeNumbers:
     """Make bfloat16 weights of either sign between 2^-7 and 2^-6, as fast as a disk can take them.
 
     Args:
         max_numbers: Of the largest tensor.
-        seed: Of the bits.
     """
     spare = 1 << 16
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     words = torch.empty((max_numbers + spare) // 4 + 1, dtype=torch.int64)
     bits = words.random_(torch.iinfo(torch.int64).min, None, generator=generator).view(torch.int16)
     # Sign and mantissa stay as they were drawn; the exponent is 120 - 127.
