@@ -47,6 +47,18 @@ def test_the_items_of_long_requests_are_merged_inside_the_kernel_and_after_it(
 def test_with_a_rotation_it_first_writes_the_new_keys_and_values(
     num_heads: int, num_kv_heads: int, head_dim: int, norm: bool, dtype: torch.dtype
 ) -> None:
+    check_with_rotation(num_heads, num_kv_heads, head_dim, norm, dtype)
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(9, 3), (7, 1)])
+def test_of_a_request_that_is_cut_the_last_item_alone_writes(
+    num_heads: int, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightserve.kernels.decode_plan.num_multiprocessors", lambda device: 16)
+    check_with_rotation(num_heads, num_kv_heads, 64, False, torch.float32)
+
+
+def check_with_rotation(num_heads: int, num_kv_heads: int, head_dim: int, norm: bool, dtype: torch.dtype) -> None:
     seq_lens, num_slots = [1, 64, 65, 2 * CHUNK + 3, 0, 0], 1000
     q_norm, k_norm = (randn(head_dim, dtype=dtype), randn(head_dim, dtype=dtype)) if norm else (None, None)
     rotation = Rotation(randn(300, head_dim), q_norm, k_norm, 1e-6)
