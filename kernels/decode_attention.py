@@ -231,7 +231,7 @@ def _decode_attention_kernel(
     own = own & ((row // GROUP)[:, None] == (column // HEAD_DIM)[None, :])
     there = own & (item.start < item.end)  # a padding row's query may lie beyond the end of q
     inner = (column % HEAD_DIM)[None, :]
-    place = head[:, None] * HEAD_DIM + inner
+    offset = head[:, None] * HEAD_DIM + inner
     qkv = q + item.req * q_stride
     if ROTATE:
         angles = cos_sin + tl.maximum(item.seq_len - 1, 0).to(tl.int64) * HEAD_DIM
@@ -256,7 +256,7 @@ def _decode_attention_kernel(
             )
             tl.debug_barrier()  # before any thread of this program reads them below; no other program does
     else:
-        query = tl.load(qkv + place, mask=there, other=0)
+        query = tl.load(qkv + offset, mask=there, other=0)
 
     best, denominator, sums = _attend(
         query, heads, table, item.start, item.end, slot_stride, kv_stride, scale_log2, PACK_DIM, BLOCK_TOKENS
@@ -264,9 +264,9 @@ def _decode_attention_kernel(
     attended = sums / tl.where(denominator == 0, 1.0, denominator)[:, None]
 
     if item.num_items == 1:
-        tl.store(out + item.req * (NUM_HEADS * HEAD_DIM) + place, attended.to(out.dtype.element_ty), mask=own)
+        tl.store(out + item.req * (NUM_HEADS * HEAD_DIM) + offset, attended.to(out.dtype.element_ty), mask=own)
     else:
-        tl.store(partial_out + index * (NUM_HEADS * HEAD_DIM) + place, attended, mask=own)
+        tl.store(partial_out + index * (NUM_HEADS * HEAD_DIM) + offset, attended, mask=own)
         tl.store(partial_lse + index * NUM_HEADS + head, best + tl.log2(denominator), mask=row < ROWS)
         if MERGE:
             tl.debug_barrier()  # all threads' stores before the one thread's arrival
@@ -389,20 +389,23 @@ def _merge(
     row = tl.arange(0, triton.next_power_of_2(HEADS))
     column = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
     inside = (row < HEADS)[:, None] & (column < HEAD_DIM)[None, :]
-    place = (first_head + row)[:, None] * HEAD_DIM + column[None, :]
+    offset = (first_head + row)[:, None] * HEAD_DIM + column[None, :]
     best = tl.full(row.shape, -1e30, tl.float32)  # finite: padding rows must not make NaN
     weights = tl.zeros(row.shape, tl.float32)
-    sums = tl.zeros(place.shape, tl.float32)
+    sums = tl.zeros(offset.shape, tl.float32)
     for start in range(0, num_items, BLOCK_ITEMS):
         index = start + tl.arange(0, BLOCK_ITEMS)
-        line = (first_item + index).to(tl.int64) * NUM_HEADS
+        item_offset = (first_item + index).to(tl.int64) * NUM_HEADS
         mask = (index < num_items)[:, None] & (row < HEADS)[None, :]
         # .cg: other multiprocessors wrote these, so the first-level cache is no place to look
         lse = tl.load(
-            partial_lse + line[:, None] + (first_head + row)[None, :], mask=mask, other=-1e30, cache_modifier=".cg"
+            partial_lse + item_offset[:, None] + (first_head + row)[None, :],
+            mask=mask,
+            other=-1e30,
+            cache_modifier=".cg",
         )
         part = tl.load(
-            partial_out + line[:, None, None] * HEAD_DIM + place[None, :, :],
+            partial_out + item_offset[:, None, None] * HEAD_DIM + offset[None, :, :],
             mask=(index < num_items)[:, None, None] & inside[None, :, :],
             other=0,
             cache_modifier=".cg",
@@ -413,5 +416,5 @@ def _merge(
         weights = weights * decay + tl.sum(weight, 0)
         sums = sums * decay[:, None] + tl.sum(weight[:, :, None] * part, 0)
         best = higher
-    target = out + req * (NUM_HEADS * HEAD_DIM) + place
+    target = out + req * (NUM_HEADS * HEAD_DIM) + offset
     tl.store(target, (sums / weights[:, None]).to(out.dtype.element_ty), mask=inside)

@@ -185,11 +185,17 @@ class Item(NamedTuple):
 @triton.jit
 def load_item(items, index):
     """Load one of a plan's items."""
-    line = items + index * 8
-    req = tl.load(line).to(tl.int64)
-    req_row = tl.load(line + 1).to(tl.int64)
+    item_ptr = items + index * 8
+    req = tl.load(item_ptr).to(tl.int64)
+    req_row = tl.load(item_ptr + 1).to(tl.int64)
     return Item(
-        req, req_row, tl.load(line + 2), tl.load(line + 3), tl.load(line + 4), tl.load(line + 5), tl.load(line + 6)
+        req,
+        req_row,
+        tl.load(item_ptr + 2),
+        tl.load(item_ptr + 3),
+        tl.load(item_ptr + 4),
+        tl.load(item_ptr + 5),
+        tl.load(item_ptr + 6),
     )
 
 
@@ -229,15 +235,15 @@ def _plan_decode_kernel(
     tl.store(requests + req * 2, first, mask=inside)
     tl.store(requests + req * 2 + 1, num_items, mask=inside)
     for i in range(0, tl.max(num_items)):
-        line = items + (first + i) * 8
+        item_ptr = items + (first + i) * 8
         mine = i < num_items
-        tl.store(line, req, mask=mine)
-        tl.store(line + 1, req_row, mask=mine)
-        tl.store(line + 2, i * chunk, mask=mine)
-        tl.store(line + 3, tl.minimum((i + 1) * chunk, seq_len), mask=mine)
-        tl.store(line + 4, first, mask=mine)
-        tl.store(line + 5, num_items, mask=mine)
-        tl.store(line + 6, seq_len, mask=mine)
+        tl.store(item_ptr, req, mask=mine)
+        tl.store(item_ptr + 1, req_row, mask=mine)
+        tl.store(item_ptr + 2, i * chunk, mask=mine)
+        tl.store(item_ptr + 3, tl.minimum((i + 1) * chunk, seq_len), mask=mine)
+        tl.store(item_ptr + 4, first, mask=mine)
+        tl.store(item_ptr + 5, num_items, mask=mine)
+        tl.store(item_ptr + 6, seq_len, mask=mine)
     for start in range(tl.sum(num_items), max_items, BLOCK_REQS):
         tl.store(items + (start + req) * 8, -1, mask=start + req < max_items)
 

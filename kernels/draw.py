@@ -1,4 +1,4 @@
-"""Draw one token of a row: what three filters keep of its distribution, then inverse CDF with one uniform number.
+"""Draw one token of a row: what three filters keep of its distribution, then inverse CDF with a uniform u in [0, 1).
 
 With s = (score - max) / temperature, each filter keeps {s >= threshold}:
 
@@ -7,7 +7,7 @@ With s = (score - max) / temperature, each filter keeps {s >= threshold}:
     min-p   log(min_p)
 
 so ties at a threshold are all kept. The token is the first, in order of ids, at which the kept mass up to and including
-it exceeds uniform · (all kept mass).
+it exceeds u · (all kept mass).
 
 No sort: tokens that may be kept are gathered by a bound on the distance d = -s (the k-th largest of the maxima of small
 groups, or the mass that may be left out spread over all tokens), and the exact thresholds are found among them by
@@ -33,7 +33,7 @@ from lightserve.kernels.token_groups import (
 
 
 def draw_reference(
-    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, uniform: torch.Tensor
+    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, u: torch.Tensor
 ) -> torch.Tensor:
     """Do what ``draw`` does, in plain torch, for many rows.
 
@@ -42,14 +42,14 @@ def draw_reference(
         top_k: [n] int32.
         top_p: [n] float32.
         min_p: [n] float32.
-        uniform: [n] float32, in [0, 1).
+        u: [n] float32, in [0, 1).
 
     Returns:
         [n] int64.
     """
     mass = kept_mass_reference(scaled, top_k, top_p, min_p)
     cumulative = mass.cumsum(-1)
-    target = uniform.unsqueeze(1) * cumulative[:, -1:]
+    target = u.unsqueeze(1) * cumulative[:, -1:]
     above = (cumulative > target) & (mass > 0)
     last_kept = mass.shape[1] - 1 - (mass > 0).flip(1).int().argmax(-1)
     return torch.where(above.any(-1), above.int().argmax(-1), last_kept)
@@ -93,7 +93,7 @@ def draw(
     inverse_temperature,
     vocab_size,
     tile_mass,
-    tile_mass_out,
+    tile_mass_ptr,
     group_best,
     num_groups,
     groups,
@@ -102,7 +102,7 @@ def draw(
     k,
     p,
     smallest_p,
-    number,
+    u,
     TILE: tl.constexpr,
     GROUP: tl.constexpr,
     CANDIDATES: tl.constexpr,
@@ -126,11 +126,11 @@ def draw(
     num_listed = list_groups(nearest, upper, num_groups, groups)
     row = Row(scores, best, inverse_temperature, vocab_size, groups, num_listed)
     if (k == 0) & (p >= 1) & (smallest_p <= 0):
-        token_id = first_above(row, upper, number, tile_mass, TILE, GROUP)
+        token_id = first_above(row, upper, u, tile_mass, TILE, GROUP)
     else:
         count = gather(row, -1.0, upper, distances, candidates, TILE, GROUP, CANDIDATES)
         if count <= CANDIDATES:
-            token_id = _draw_candidate(distances, candidates, count, upper, mass, k, p, beyond, number, CANDIDATES)
+            token_id = _draw_candidate(distances, candidates, count, upper, mass, k, p, beyond, u, CANDIDATES)
         else:
             limit = upper
             if k > 0:
@@ -142,13 +142,13 @@ def draw(
                 upper = tl.minimum(limit, tl.log(vocab_size / ((1 - p) * mass)) + 0.001)
                 limit = _smallest_limit(row, upper, p * mass, distances, candidates, True, TILE, GROUP, CANDIDATES)
             limit = tl.minimum(limit, beyond)
-            kept_mass = mass_of_tiles(row, limit, tile_mass_out, tile_mass.shape[0], TILE, GROUP)
-            token_id = first_above(row, limit, number, kept_mass, TILE, GROUP)
+            kept_mass = mass_of_tiles(row, limit, tile_mass_ptr, tile_mass.shape[0], TILE, GROUP)
+            token_id = first_above(row, limit, u, kept_mass, TILE, GROUP)
     return token_id
 
 
 @triton.jit
-def _draw_candidate(distances, candidates, count, upper, mass, k, p, beyond, number, CANDIDATES: tl.constexpr):
+def _draw_candidate(distances, candidates, count, upper, mass, k, p, beyond, u, CANDIDATES: tl.constexpr):
     """Draw from all tokens that may be kept, held in registers."""
     index = tl.arange(0, CANDIDATES)
     distance = tl.load(distances + index, mask=index < count, other=float("inf"))
@@ -160,7 +160,7 @@ def _draw_candidate(distances, candidates, count, upper, mass, k, p, beyond, num
         limit = _bisect(distance, mass_at(distance), p * mass, -1.0, limit)
     limit = tl.minimum(limit, beyond)
     kept = tl.where(distance <= limit, mass_at(distance), 0.0)
-    return tl.load(candidates + index_above(kept, number * tl.sum(kept)))
+    return tl.load(candidates + index_above(kept, u * tl.sum(kept)))
 
 
 @triton.jit

@@ -132,13 +132,14 @@ def _gemv_kernel(
 ):
     PARTS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    line = weight + tl.minimum(row, n - 1).to(tl.int64)[:, None] * K
+    row_ptrs = weight + tl.minimum(row, n - 1).to(tl.int64)[:, None] * K
     gate, up = (), ()
     for part in tl.static_range(PARTS):
         column = part * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-        gate = gate + (_load(line + column, column, K, BLOCK_K),)  # type: ignore[assignment]  # a longer tuple
+        gate = gate + (_load(row_ptrs + column, column, K, BLOCK_K),)  # type: ignore[assignment]  # a longer tuple
         if GATED:
-            up = up + (_load(line + half_len + column, column, K, BLOCK_K),)  # type: ignore[assignment]  # a longer tuple
+            up_ptrs = row_ptrs + half_len + column
+            up = up + (_load(up_ptrs, column, K, BLOCK_K),)  # type: ignore[assignment]  # a longer tuple
     wait_for_previous(PDL)
     products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up_products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)

@@ -16,6 +16,7 @@ from lightserve.kernels.checks import check_contiguous, check_rows
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 IN_PROMPT = 1 << 30
+_COUNT_MASK = tl.constexpr(IN_PROMPT - 1)  # all bits below
 
 
 def count_tokens(token_counts: torch.Tensor, req_row: int, ids: torch.Tensor, prompt_len: int) -> None:
@@ -57,7 +58,7 @@ def penalties_reference(
 ) -> torch.Tensor:
     """Do what ``penalties`` does, in plain torch."""
     seen = token_counts[req_rows.long(), : logits.shape[1]]
-    generated = (seen & (IN_PROMPT - 1)).float()
+    generated = (seen & _COUNT_MASK.value).float()
     scores = logits.float()
     factor = repetition.unsqueeze(1)
     repeated = torch.where(scores > 0, scores / factor, scores * factor)
@@ -167,7 +168,7 @@ def _penalties_kernel(
     score = tl.load(logits + row * logits_stride + token_id, mask=inside, other=0).to(tl.float32)
     factor = tl.load(repetition + row)
     score = tl.where(seen != 0, tl.where(score > 0, score / factor, score * factor), score)
-    generated = (seen & 0x3FFFFFFF).to(tl.float32)  # all bits below IN_PROMPT
+    generated = (seen & _COUNT_MASK).to(tl.float32)
     score -= tl.load(presence + row) * (generated > 0).to(tl.float32)
     score -= tl.load(frequency + row) * generated
     tl.store(out + row * vocab_size + token_id, score, mask=inside)

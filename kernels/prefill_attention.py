@@ -72,7 +72,7 @@ def gather_len_for(extend_lens: Sequence[int], seq_lens: Sequence[int]) -> int:
         extend_lens: Query tokens of each request.
         seq_lens: Keys of each request, at least as many.
     """
-    num_keys = sum(triton.cdiv(seq_len, GATHERED.block_keys) for seq_len in seq_lens) * GATHERED.block_keys
+    num_keys = sum(triton.cdiv(seq_len, GATHERED_RULE.block_keys) for seq_len in seq_lens) * GATHERED_RULE.block_keys
     num_scores = sum(n * (s - n / 2) for n, s in zip(extend_lens, seq_lens, strict=True))
     return num_keys if num_keys <= MAX_GATHER_LEN and num_scores >= MIN_QUERIES_PER_KEY * num_keys else 0
 
@@ -101,7 +101,7 @@ def plan_prefill(
         gather_len: ``gather_len_for`` to copy K and V side by side first, 0 to read them through the Token Table.
     """
     (num_reqs,) = seq_lens.shape
-    rule = GATHERED if gather_len else SCATTERED
+    rule = GATHERED_RULE if gather_len else SCATTERED_RULE
     tile_tokens = max(rule.block_rows * num_kv_heads // num_heads, 1)
     max_tiles = num_reqs + num_tokens // tile_tokens
     tiles = torch.empty(max_tiles, 4, dtype=torch.int32, device=seq_lens.device)
@@ -188,7 +188,7 @@ def prefill_attention(
     if num_tokens == 0 or plan.tiles.shape[0] == 0:
         return out
     gathered = len(plan.slots) > 0
-    rule = GATHERED if gathered else SCATTERED
+    rule = GATHERED_RULE if gathered else SCATTERED_RULE
     block_dim = triton.next_power_of_2(head_dim)
     block_keys = _block_keys(rule, block_dim * kv_layer.itemsize)
     _prefill_attention_kernel[(plan.tiles.shape[0] * num_kv_heads,)](
@@ -226,8 +226,8 @@ class LaunchRule:
 
 
 # Two programs on a multiprocessor, one's softmax under the other's products.
-GATHERED = LaunchRule(block_rows=64, block_keys=64, num_warps=4, num_stages=3)
-SCATTERED = LaunchRule(
+GATHERED_RULE = LaunchRule(block_rows=64, block_keys=64, num_warps=4, num_stages=3)
+SCATTERED_RULE = LaunchRule(
     block_rows=64, block_keys=64, num_warps=4, num_stages=5
 )  # the slots' loads take every other stage
 
@@ -292,13 +292,13 @@ def _plan_prefill_kernel(
         goes_before = (other_len > seq_len) | ((other_len == seq_len) & (other < req))
         first_tile += tl.where(goes_before, tl.cdiv(other_extend, TILE_TOKENS), 0)
     for i in range(0, tl.max(num_tiles)):
-        record = tiles + (first_tile + i) * 4
+        tile_ptr = tiles + (first_tile + i) * 4
         offset = (num_tiles - 1 - i) * TILE_TOKENS
         mine = i < num_tiles
-        tl.store(record, source, mask=mine)
-        tl.store(record + 1, first_row + offset, mask=mine)
-        tl.store(record + 2, seq_len - extend_len + offset, mask=mine)
-        tl.store(record + 3, tl.minimum(extend_len - offset, TILE_TOKENS), mask=mine)
+        tl.store(tile_ptr, source, mask=mine)
+        tl.store(tile_ptr + 1, first_row + offset, mask=mine)
+        tl.store(tile_ptr + 2, seq_len - extend_len + offset, mask=mine)
+        tl.store(tile_ptr + 3, tl.minimum(extend_len - offset, TILE_TOKENS), mask=mine)
     for start in range(tl.sum(num_tiles), max_tiles, BLOCK_REQS):
         tl.store(tiles + (start + req) * 4 + 3, 0, mask=start + req < max_tiles)
 
@@ -343,8 +343,8 @@ def _gather_kv_kernel(
     inside = (index < num_slots)[:, None] & (column < width)
     wait_for_previous(PDL)
     slot = tl.load(slots + index, mask=index < num_slots, other=0).to(tl.int64)
-    line = tl.load(kv_layer + slot[:, None] * slot_stride + column, mask=inside, other=0)
-    tl.store(copy + index.to(tl.int64)[:, None] * width + column, line, mask=inside)
+    values = tl.load(kv_layer + slot[:, None] * slot_stride + column, mask=inside, other=0)
+    tl.store(copy + index.to(tl.int64)[:, None] * width + column, values, mask=inside)
 
 
 @triton.jit
@@ -382,8 +382,8 @@ def _prefill_attention_kernel(
     column = tl.arange(0, BLOCK_DIM)
     head = kv_head * GROUP + row % GROUP
     inside = (token < num_tokens)[:, None] & (column < HEAD_DIM)[None, :]
-    place = q + (first_row + token)[:, None] * q_stride + head[:, None] * HEAD_DIM + column[None, :]
-    query = tl.load(place, mask=inside, other=0)
+    q_ptrs = q + (first_row + token)[:, None] * q_stride + head[:, None] * HEAD_DIM + column[None, :]
+    query = tl.load(q_ptrs, mask=inside, other=0)
 
     table = req_to_slots
     if not GATHERED:
@@ -404,7 +404,7 @@ def _prefill_attention_kernel(
             k = load_heads(address, column, HEAD_DIM)
             v = load_heads(address + NUM_KV_HEADS * HEAD_DIM, column, HEAD_DIM)
         scores = dot(query, tl.trans(k))
-        best, denominator, sums = _add(scores, v, scale_log2, best, denominator, sums)
+        best, denominator, sums = _update_online_softmax(scores, v, scale_log2, best, denominator, sums)
     for start in range(seen_by_all, end, BLOCK_KEYS):
         key_position = start + tl.arange(0, BLOCK_KEYS)
         if GATHERED:
@@ -418,14 +418,15 @@ def _prefill_attention_kernel(
             v = load_heads(address + NUM_KV_HEADS * HEAD_DIM, column, HEAD_DIM)
         scores = dot(query, tl.trans(k))
         scores = tl.where(key_position[None, :] <= position[:, None], scores, float("-inf"))
-        best, denominator, sums = _add(scores, v, scale_log2, best, denominator, sums)
-    place = out + ((first_row + token)[:, None] * (NUM_KV_HEADS * GROUP) + head[:, None]) * HEAD_DIM + column[None, :]
-    tl.store(place, (sums / denominator[:, None]).to(out.dtype.element_ty), mask=inside)
+        best, denominator, sums = _update_online_softmax(scores, v, scale_log2, best, denominator, sums)
+    out_row = (first_row + token)[:, None] * (NUM_KV_HEADS * GROUP) + head[:, None]
+    out_ptrs = out + out_row * HEAD_DIM + column[None, :]
+    tl.store(out_ptrs, (sums / denominator[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _add(scores, v, scale_log2, best, denominator, sums):
-    """Add one tile of keys to the running softmax: best, denominator, sums."""
+def _update_online_softmax(scores, v, scale_log2, best, denominator, sums):
+    """Take one tile of keys into the online softmax: the highest score, the denominator and the sum of V so far."""
     higher = tl.maximum(best, tl.max(scores, 1) * scale_log2)
     p = tl.exp2(scores * scale_log2 - higher[:, None])
     decay = tl.exp2(best - higher)

@@ -1,7 +1,7 @@
 """Choose one token per row: by its temperature, top-k, top-p and min-p, or the largest where the temperature is 0.
 
-The number of a draw comes from (seed, absolute position) alone, see ``uniform.py``; what the filters keep and on which
-token the number falls is told in ``draw.py``.
+The uniform u of a draw comes from (seed, absolute position) alone, see ``uniform.py``; what the filters keep and on
+which token u falls is told in ``draw.py``.
 
 Two kernels: one program per row and tile takes maxima and masses; then one program per row draws.
 """
@@ -41,8 +41,8 @@ def sample_reference(
     drawn = (temperature >= GREEDY_BELOW).nonzero().squeeze(1)
     if drawn.numel():
         scaled = (adjusted[drawn] - best[drawn].unsqueeze(1)) / temperature[drawn].unsqueeze(1)
-        numbers = uniform_reference(seeds[drawn], positions[drawn])
-        token_ids[drawn] = draw_reference(scaled, top_k[drawn], top_p[drawn], min_p[drawn], numbers)
+        u = uniform_reference(seeds[drawn], positions[drawn])
+        token_ids[drawn] = draw_reference(scaled, top_k[drawn], top_p[drawn], min_p[drawn], u)
     logprobs = raw.gather(1, token_ids.unsqueeze(1)).squeeze(1) - raw.logsumexp(-1)
     broken = ~best.isfinite() | ~logprobs.isfinite()
     return token_ids.masked_fill(broken, -1).int(), logprobs.masked_fill(broken, 0)
@@ -183,9 +183,9 @@ def _sample_tile_kernel(
     raw_best = tl.max(raw)
     raw_mass = tl.sum(tl.exp(raw - finite_or_zero(raw_best)))
     best = tl.max(score)
-    warmth = tl.load(temperature + row)
-    warmth = tl.where(warmth >= GREEDY_BELOW, warmth, 1.0)
-    mass = tl.sum(mass_at((finite_or_zero(best) - score) / warmth))
+    row_temperature = tl.load(temperature + row)
+    row_temperature = tl.where(row_temperature >= GREEDY_BELOW, row_temperature, 1.0)
+    mass = tl.sum(mass_at((finite_or_zero(best) - score) / row_temperature))
     best_of_groups = tl.max(tl.reshape(score, (TILE // GROUP, GROUP)), 1)
     group = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
     tl.store(group_best + row * num_tiles * (TILE // GROUP) + group, best_of_groups)
@@ -242,13 +242,13 @@ def _sample_row_kernel(
     finite = (tl.abs(best) < float("inf")) & (tl.abs(raw_best) < float("inf"))
     best_ids = tl.load(tile_best_ids + row * num_tiles + tile, mask=in_row, other=0)
     token_id = tl.min(tl.where(tile_best == best, best_ids, vocab_size))
-    warmth = tl.load(temperature + row)
-    if finite & (warmth >= GREEDY_BELOW):
-        tile_mass = tl.load(stats + 3 * num_tiles, mask=in_row, other=0) * mass_at((best - tile_best) / warmth)
+    row_temperature = tl.load(temperature + row)
+    if finite & (row_temperature >= GREEDY_BELOW):
+        tile_mass = tl.load(stats + 3 * num_tiles, mask=in_row, other=0) * mass_at((best - tile_best) / row_temperature)
         token_id = draw(
             scores + row * scores_stride,
             best,
-            1 / warmth,
+            1 / row_temperature,
             vocab_size,
             tile_mass,
             stats + 3 * num_tiles,

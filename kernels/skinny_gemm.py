@@ -153,25 +153,25 @@ def _skinny_gemm_kernel(
     row = tl.arange(0, BLOCK_M)
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)[None, :]
-    x_line = x + row[:, None] * x_stride + inner
+    x_ptrs = x + row[:, None] * x_stride + inner
     # columns past the end repeat the last one: no mask
-    weight_line = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k + inner
-    up_line = weight_line + half_len
+    weight_ptrs = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k + inner
+    up_ptrs = weight_ptrs + half_len
     # the weight is the left operand: its rows fill the wide matrix instructions, those of x would leave them idle
     # to load a tile of the weight before the wait slows the kernel before by more than it spares this one
     wait_for_previous(PDL)
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in range(first, tl.minimum(first + part_len, k), BLOCK_K):
-        x_tile = _load_x(x_line, row, m, start, inner, k, EVEN_K)
-        total = dot(_load_weight(weight_line, start, inner, k, EVEN_K), tl.trans(x_tile), total)
+        x_tile = _load_x(x_ptrs, row, m, start, inner, k, EVEN_K)
+        total = dot(_load_weight(weight_ptrs, start, inner, k, EVEN_K), tl.trans(x_tile), total)
         if GATED:
-            up_total = dot(_load_weight(up_line, start, inner, k, EVEN_K), tl.trans(x_tile), up_total)
-    place = row[None, :] * n + column[:, None]
+            up_total = dot(_load_weight(up_ptrs, start, inner, k, EVEN_K), tl.trans(x_tile), up_total)
+    offset = row[None, :] * n + column[:, None]
     inside = (row < m)[None, :] & (column < n)[:, None]
     finished = True
     if SPLIT_K > 1:
-        tl.store(partial + part * m * n + place, total, mask=inside)
+        tl.store(partial + part * m * n + offset, total, mask=inside)
         tl.debug_barrier()  # all threads' stores before the one thread's arrival
         finished = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLIT_K - 1
         if finished:
@@ -179,26 +179,26 @@ def _skinny_gemm_kernel(
             total = tl.zeros(total.shape, tl.float32)
             for i in tl.static_range(SPLIT_K):
                 # .cg: other multiprocessors wrote these, so the first-level cache is no place to look
-                total += tl.load(partial + i * m * n + place, mask=inside, other=0, cache_modifier=".cg")
+                total += tl.load(partial + i * m * n + offset, mask=inside, other=0, cache_modifier=".cg")
     if finished:
         if BIAS:
             total += tl.load(bias + column, mask=column < n, other=0).to(tl.float32)[:, None]
         if GATED:
             total = total * tl.sigmoid(total) * up_total
-        tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + offset, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _load_weight(line, start, inner, k, EVEN_K: tl.constexpr):
+def _load_weight(ptrs, start, inner, k, EVEN_K: tl.constexpr):
     if EVEN_K:
-        return tl.load(line + start)
-    return tl.load(line + start, mask=start + inner < k, other=0)
+        return tl.load(ptrs + start)
+    return tl.load(ptrs + start, mask=start + inner < k, other=0)
 
 
 @triton.jit
-def _load_x(line, row, m, start, inner, k, EVEN_K: tl.constexpr):
+def _load_x(ptrs, row, m, start, inner, k, EVEN_K: tl.constexpr):
     """Load a tile of x, zeros past its last row: to repeat that row instead would fetch it again and again."""
     mask = (row < m)[:, None]
     if not EVEN_K:
         mask = mask & (start + inner < k)
-    return tl.load(line + start, mask=mask, other=0)
+    return tl.load(ptrs + start, mask=mask, other=0)

@@ -10,6 +10,10 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from lightserve.kernels.attention import LOG2_E
+
+_LOG2_E = tl.constexpr(LOG2_E)
+
 
 class Row(NamedTuple):
     """A row of scores, within a kernel, and which of its groups are listed.
@@ -40,7 +44,7 @@ def distance_of(score, best, inverse_temperature):
 @triton.jit
 def mass_at(distance):
     """Give exp(-distance)."""
-    return tl.exp2(distance * -1.4426950408889634)
+    return tl.exp2(distance * -_LOG2_E)
 
 
 @triton.jit
@@ -56,10 +60,10 @@ def list_groups(nearest, upper, num_groups, groups):
 @triton.jit
 def _load_tile(row, tile, TILE: tl.constexpr, GROUP: tl.constexpr):
     """Load a tile of the listed groups: the tokens' distances, infinite where there is none, and ids."""
-    place = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
-    group = tl.load(row.groups + place, mask=place < row.num_listed, other=0)
+    index = tile * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
+    group = tl.load(row.groups + index, mask=index < row.num_listed, other=0)
     token_id = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # in two dimensions: the loads stay wide
-    exists = (place < row.num_listed)[:, None] & (token_id < row.vocab_size)
+    exists = (index < row.num_listed)[:, None] & (token_id < row.vocab_size)
     score = tl.load(row.scores + token_id, mask=exists, other=float("-inf")).to(tl.float32)
     distance = distance_of(score, row.best, row.inverse_temperature)
     return tl.reshape(distance, (TILE,)), tl.reshape(token_id, (TILE,))
@@ -73,10 +77,10 @@ def gather(row, low, high, distances, candidates, TILE: tl.constexpr, GROUP: tl.
     while (tile * (TILE // GROUP) < row.num_listed) & (count <= CANDIDATES):
         distance, token_id = _load_tile(row, tile, TILE, GROUP)
         chosen = ((low < distance) & (distance <= high) & (distance < float("inf"))).to(tl.int32)
-        place = count + tl.cumsum(chosen) - 1
-        fits = (chosen > 0) & (place < CANDIDATES)
-        tl.store(distances + place, distance, mask=fits)
-        tl.store(candidates + place, token_id, mask=fits)
+        index = count + tl.cumsum(chosen) - 1
+        fits = (chosen > 0) & (index < CANDIDATES)
+        tl.store(distances + index, distance, mask=fits)
+        tl.store(candidates + index, token_id, mask=fits)
         count += tl.sum(chosen)
         tile += 1
     tl.debug_barrier()  # the program's other threads read them
@@ -97,22 +101,22 @@ def weigh(row, limit, TILE: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
-def mass_of_tiles(row, limit, tile_mass, BLOCK_TILES: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr):
-    """Weigh the tokens within ``limit`` tile by tile; ``tile_mass`` points to room for [BLOCK_TILES] masses."""
+def mass_of_tiles(row, limit, tile_mass_ptr, BLOCK_TILES: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr):
+    """Weigh the tokens within ``limit`` tile by tile; ``tile_mass_ptr`` points to room for [BLOCK_TILES] masses."""
     num_tiles = tl.cdiv(row.num_listed, TILE // GROUP)
     index = tl.arange(0, BLOCK_TILES)
     for tile in tl.range(0, num_tiles, num_stages=3):
         distance, _ = _load_tile(row, tile, TILE, GROUP)
         mass = tl.sum(tl.where(distance <= limit, mass_at(distance), 0.0))
-        tl.store(tile_mass, mass, mask=index == tile)
+        tl.store(tile_mass_ptr, mass, mask=index == tile)
     tl.debug_barrier()
-    return tl.load(tile_mass, mask=index < num_tiles, other=0)
+    return tl.load(tile_mass_ptr, mask=index < num_tiles, other=0)
 
 
 @triton.jit
-def first_above(row, limit, number, tile_mass, TILE: tl.constexpr, GROUP: tl.constexpr):
-    """Find the token at which the mass within ``limit``, in order of ids, exceeds ``number`` times all of it."""
-    target = number * tl.sum(tile_mass)
+def first_above(row, limit, u, tile_mass, TILE: tl.constexpr, GROUP: tl.constexpr):
+    """Find the token at which the mass within ``limit``, in order of ids, exceeds ``u`` times all of it."""
+    target = u * tl.sum(tile_mass)
     tile = index_above(tile_mass, target)
     before = tl.sum(tl.where(tl.arange(0, tile_mass.shape[0]) < tile, tile_mass, 0.0))
     distance, token_id = _load_tile(row, tile, TILE, GROUP)

@@ -3,7 +3,12 @@
 import torch
 
 from lightserve.kernels.decode_attention import decode_attention, decode_attention_reference
-from lightserve.kernels.prefill_attention import GATHERED, plan_prefill, prefill_attention, prefill_attention_reference
+from lightserve.kernels.prefill_attention import (
+    GATHERED_RULE,
+    plan_prefill,
+    prefill_attention,
+    prefill_attention_reference,
+)
 from lightserve.kernels.rope_kv_write import Rotation, rope_kv_write, rope_kv_write_reference
 from tests.kernels.kit import DEVICE, assert_close, int32, poisoned, randn
 
@@ -31,7 +36,7 @@ def test_the_last_slots_are_written_and_read_where_they_lie() -> None:
     table, near, row, seq_len = out_slots.view(1, 70), positions.view(1, 70), int32([0]), int32([70])
     decoded = decode_attention(q[-1:], cache, table, row, seq_len, scale=0.125)
     assert_close(decoded, decode_attention_reference(q[-1:], expected, near, row, seq_len, scale=0.125))
-    for gather_len in (0, 2 * GATHERED.block_keys):
+    for gather_len in (0, 2 * GATHERED_RULE.block_keys):
         batch = (table, row, int32([0, 70]), seq_len)
         plan = plan_prefill(*batch, num_tokens=70, num_heads=4, num_kv_heads=2, gather_len=gather_len)
         out = poisoned(70, 4, 64, dtype=torch.float16)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightserve.kernels.prefill_attention import (
-    GATHERED,
+    GATHERED_RULE,
     gather_len_for,
     plan_prefill,
     prefill_attention,
@@ -28,7 +28,8 @@ def check(
     q = randn(sum(extend_lens), num_heads, head_dim, dtype=dtype)
     arguments = (q, cache, req_to_slots, req_rows, int32([0, *accumulate(extend_lens)]), int32(seq_lens))
     expected = prefill_attention_reference(*arguments, scale=head_dim**-0.5)
-    for gather_len in (0, sum(-(-seq_len // GATHERED.block_keys) for seq_len in seq_lens) * GATHERED.block_keys):
+    block_keys = GATHERED_RULE.block_keys
+    for gather_len in (0, sum(-(-seq_len // block_keys) for seq_len in seq_lens) * block_keys):
         plan = plan_prefill(
             *arguments[2:],
             num_tokens=len(q),
