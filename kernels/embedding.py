@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lightserve.kernels.checks import check_contiguous
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 
@@ -26,18 +27,19 @@ def embedding(
     """Look ids up in one shard of the embedding table.
 
     Args:
-        token_ids: [num_tokens] int32 or int64.
+        token_ids: [num_tokens] int32 or int64, contiguous.
         table: [vocab_shard, hidden] contiguous.
         first_id: The id that the shard's first row belongs to.
         out: [num_tokens, hidden] contiguous; made when not given. Zeros where the id is not in this shard.
 
     Raises:
-        ValueError: ``table`` is not contiguous.
+        ValueError: A shape does not fit, or what must be contiguous is not.
     """
-    if table.dim() != 2 or not table.is_contiguous():
-        raise ValueError(f"table {tuple(table.shape)} must be contiguous, [vocab_shard, hidden]")
-    (num_tokens,), (vocab_shard, hidden) = token_ids.shape, table.shape
+    num_tokens, vocab_shard, hidden = len(token_ids), len(table), table.shape[-1]
+    check_contiguous((num_tokens,), token_ids=token_ids)
+    check_contiguous((vocab_shard, hidden), table=table)
     out = table.new_empty(num_tokens, hidden) if out is None else out
+    check_contiguous((num_tokens, hidden), out=out)
     if num_tokens == 0:
         return out
     block = min(triton.next_power_of_2(hidden), 1024)

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lightserve.kernels.checks import check_contiguous, check_rows
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 
@@ -35,15 +36,15 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float, *, out: torch.Tens
 
     Args:
         x: [num_tokens, hidden], any float dtype; rows may be strided, their elements not.
-        gain: [hidden].
+        gain: [hidden] contiguous.
         eps: Added to the mean square.
         out: [num_tokens, hidden] contiguous; made when not given.
 
     Raises:
-        ValueError: The shapes do not fit, or a row is not contiguous.
+        ValueError: A shape does not fit, or what must be contiguous is not.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    _check_rows(x, gain)
+    _check(x, gain, out)
     if x.shape[0]:
         _launch(x, x, gain, eps, out, add=False)
     return out
@@ -57,25 +58,25 @@ def add_rms_norm(
     Args:
         x: [num_tokens, hidden], any float dtype; rows may be strided, their elements not.
         residual: [num_tokens, hidden] contiguous, same dtype, changed.
-        gain: [hidden].
+        gain: [hidden] contiguous.
         eps: Added to the mean square.
         out: [num_tokens, hidden] contiguous, may be ``x``; made when not given.
 
     Raises:
-        ValueError: The shapes do not fit, or a row is not contiguous.
+        ValueError: A shape does not fit, or what must be contiguous is not.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    _check_rows(x, gain)
-    if residual.shape != x.shape or not residual.is_contiguous():
-        raise ValueError(f"residual {tuple(residual.shape)} must be contiguous and shaped as x {tuple(x.shape)}")
+    _check(x, gain, out)
+    check_contiguous(x.shape, residual=residual)
     if x.shape[0]:
         _launch(x, residual, gain, eps, out, add=True)
     return out
 
 
-def _check_rows(x: torch.Tensor, gain: torch.Tensor) -> None:
-    if x.dim() != 2 or x.stride(1) != 1 or gain.shape != x.shape[1:]:
-        raise ValueError(f"x {tuple(x.shape)} needs contiguous rows as wide as gain {tuple(gain.shape)}")
+def _check(x: torch.Tensor, gain: torch.Tensor, out: torch.Tensor) -> None:
+    check_rows(len(x), 1, x=x)
+    check_contiguous(x.shape[1:], gain=gain)
+    check_contiguous(x.shape, out=out)
 
 
 def _launch(

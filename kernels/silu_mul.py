@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lightserve.kernels.checks import check_contiguous
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 
@@ -25,13 +26,15 @@ def silu_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch
         out: [num_tokens, ffn] contiguous; made when not given.
 
     Raises:
-        ValueError: ``gate_up`` is not contiguous or its rows have no two halves.
+        ValueError: A shape does not fit, or what must be contiguous is not.
     """
-    num_tokens, width = gate_up.shape
-    if width % 2 or not gate_up.is_contiguous():
-        raise ValueError(f"gate_up {tuple(gate_up.shape)} must be contiguous with an even width")
+    num_tokens, width = len(gate_up), gate_up.shape[-1]
+    check_contiguous((num_tokens, width), gate_up=gate_up)
+    if width % 2:
+        raise ValueError(f"gate_up of shape {tuple(gate_up.shape)} must have rows of an even width")
     ffn = width // 2
     out = gate_up.new_empty(num_tokens, ffn) if out is None else out
+    check_contiguous((num_tokens, ffn), out=out)
     if num_tokens == 0:
         return out
     block = min(triton.next_power_of_2(ffn), 1024)

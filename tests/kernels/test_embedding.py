@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightserve.kernels.embedding import embedding, embedding_reference
-from tests.kernels.kit import DTYPES, int32, poisoned, randn
+from tests.kernels.kit import DTYPES, int32, poisoned, randn, sparse
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -24,3 +24,13 @@ def test_the_shards_sum_is_the_whole_table() -> None:
 
 def test_no_ids_are_no_work() -> None:
     assert embedding(int32([]), randn(4, 8)).shape == (0, 8)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    ids, table = int32([3, 4]), randn(10, 8)
+    with pytest.raises(ValueError, match=r"token_ids with strides \(2,\) must be contiguous"):
+        embedding(sparse(ids), table)
+    with pytest.raises(ValueError, match=r"table with strides \(16, 2\) must be contiguous"):
+        embedding(ids, sparse(table))
+    with pytest.raises(ValueError, match=r"out of shape \(1, 8\) must be of shape \(2, 8\)"):
+        embedding(ids, table, out=randn(1, 8))

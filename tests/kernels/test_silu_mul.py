@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightserve.kernels.silu_mul import silu_mul, silu_mul_reference
-from tests.kernels.kit import DTYPES, assert_close, poisoned, randn
+from tests.kernels.kit import DTYPES, assert_close, poisoned, randn, sparse
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -22,5 +22,12 @@ def test_large_gates_neither_overflow_nor_turn_to_nan() -> None:
 
 
 def test_an_odd_width_is_refused() -> None:
-    with pytest.raises(ValueError, match="even"):
+    with pytest.raises(ValueError, match=r"gate_up of shape \(2, 7\) must have rows of an even width"):
         silu_mul(randn(2, 7))
+
+
+def test_gaps_and_an_output_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"gate_up with strides \(16, 2\) must be contiguous"):
+        silu_mul(sparse(randn(2, 8)))
+    with pytest.raises(ValueError, match=r"out of shape \(1, 4\) must be of shape \(2, 4\)"):
+        silu_mul(randn(2, 8), out=randn(1, 4))
