@@ -37,6 +37,7 @@ class FakeWorkerScript(msgspec.Struct, frozen=True):
 
     Attributes:
         load_s: Seconds that loading takes.
+        loads_while: Loading takes as long as this file exists.
         step_s: Seconds that a step takes.
         config_error: Loading fails with this ``ConfigError``.
         load_error: Loading fails with this ``RuntimeError``.
@@ -46,6 +47,7 @@ class FakeWorkerScript(msgspec.Struct, frozen=True):
     """
 
     load_s: float = 0.0
+    loads_while: str = ""
     step_s: float = 0.0
     config_error: str | None = None
     load_error: str | None = None
@@ -187,6 +189,8 @@ def main(run_dir: str, index: int) -> None:
     """Load as the script says, then serve the router until it leaves."""
     script = msgspec.json.decode(os.environ.get(SCRIPT_VARIABLE, "{}"), type=FakeWorkerScript)
     time.sleep(script.load_s)
+    while os.path.exists(script.loads_while):
+        time.sleep(0.05)
     if script.config_error is not None:
         raise ConfigError(script.config_error)
     if script.load_error is not None:

@@ -50,9 +50,11 @@ def test_the_command_printed_with_the_ready_line_works(tmp_path: Path, has_chat_
         assert reply.json()["model"] == "it's a model"
 
 
-def test_health_is_503_until_the_model_is_loaded(model_dir: Path) -> None:
+def test_health_is_503_until_the_model_is_loaded(model_dir: Path, tmp_path: Path) -> None:
     port = free_port()
-    with fake_server(model_dir, script=FakeWorkerScript(load_s=4), port=port) as server:
+    loading = tmp_path / "loading"
+    loading.touch()
+    with fake_server(model_dir, script=FakeWorkerScript(loads_while=str(loading)), port=port) as server:
         url = f"http://127.0.0.1:{port}"
         wait_until(lambda: health(url) is not None, "an HTTP server")
 
@@ -61,6 +63,7 @@ def test_health_is_503_until_the_model_is_loaded(model_dir: Path) -> None:
         refused = httpx.post(f"{url}/generate", json=generation("hello", 1))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_starting")
 
+        loading.unlink()
         server.await_ready()
         wait_until(lambda: health(url) == 200, "health")
 
