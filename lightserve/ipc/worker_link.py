@@ -1,7 +1,7 @@
 """The link between the router and a model worker: rpyc over a unix socket, for one call after the other.
 
-rpyc's own streams ask before each read whether there is something to read, and after each 64 KB written they copy all that
-is left; its channel compresses what is longer than 3,000 bytes. Between two processes of one machine all this only costs
+rpyc's own streams ask before each read whether there is something to read, and copy all that is left after each 64 KB
+written; its channel compresses what is longer than 3,000 bytes. Between two processes of one machine that only costs
 time, of which a step has little.
 """
 
