@@ -1,7 +1,7 @@
 """Messages as clients send them, in the form that a chat template expects.
 
-Content arrives as text, as a list of parts, or as null; a template reads text, or loops over parts. Arguments of tool
-calls arrive as JSON text; templates read a mapping.
+Content arrives as text or as a list of parts; a template reads text, or loops over parts. Only an assistant's message
+may have none, when it calls tools. Arguments of tool calls arrive as JSON text; templates read a mapping.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,27 @@ class ContentForm:
     reads_parts: bool
 
 
+def check_contents(messages: list[Message]) -> None:
+    """Check that every message says something: without content it would silently be an empty text.
+
+    Raises:
+        RequestError: A message has no content, and is no assistant's that calls tools.
+    """
+    for index, message in enumerate(messages):
+        calls_tools = message.get("role") == "assistant" and message.get("tool_calls")
+        if message.get("content") is None and not calls_tools:
+            raise RequestError(
+                f"messages[{index}] has no `content`. Only an assistant's message with `tool_calls` needs none.",
+                code="invalid_value",
+                param="messages",
+            )
+
+
 def adapt_message(message: Message, form_of: Callable[[str], ContentForm]) -> Message:
     """Return a message as the template expects it.
 
     Args:
-        message: As the client sent it.
+        message: As the client sent it, with its content checked.
         form_of: The form of content that the template reads in messages of a role.
 
     Raises:
@@ -42,8 +58,7 @@ def adapt_message(message: Message, form_of: Callable[[str], ContentForm]) -> Me
 def _adapt_content(message: Message, form: ContentForm) -> str | list[Message] | None:
     content = message.get("content")
     if content is None:
-        # Templates tell a bare tool call by its null content; elsewhere they would print "None".
-        return None if message.get("tool_calls") else ""
+        return None  # templates tell a bare tool call by it
     if isinstance(content, str):
         return content if form.reads_text or not form.reads_parts else [_text_part(content)]
     texts = [_text_of(part) for part in _list(content, "content")]

@@ -14,7 +14,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from lightserve.errors import ConfigError, RequestError
-from lightserve.http_server.chat_messages import ContentForm, Message, adapt_message
+from lightserve.http_server.chat_messages import ContentForm, Message, adapt_message, check_contents
 from lightserve.http_server.mark_guard import MarkGuard
 from lightserve.tokenizer import Tokenizer
 
@@ -59,7 +59,7 @@ class ChatTemplate:
         """Render a conversation up to where the model's answer begins.
 
         Raises:
-            RequestError: The template refuses the messages; the text says why.
+            RequestError: A message is wrong, or the template refuses them; the text says why.
         """
         masked, mask = self._guard.mask(self._adapt(messages))
         return self._guard.unmask(self._render(masked), mask)
@@ -70,12 +70,13 @@ class ChatTemplate:
         Special tokens come from the template alone; written inside a message they are ordinary text.
 
         Raises:
-            RequestError: The template refuses the messages; the text says why.
+            RequestError: A message is wrong, or the template refuses them; the text says why.
         """
         masked, mask = self._guard.mask(self._adapt(messages))
         return self._guard.encode(self._render(masked), mask)
 
     def _adapt(self, messages: list[Message]) -> list[Message]:
+        check_contents(messages)
         return [adapt_message(message, self._form_of) for message in messages]
 
     def _form_of(self, role: str) -> ContentForm:

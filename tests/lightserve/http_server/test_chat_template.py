@@ -134,7 +134,7 @@ def test_a_template_knows_the_date(tokenizer: Tokenizer) -> None:
     [
         (PLAIN, text_parts("Hi", " there"), "user: Hi there\n"),
         (PLAIN, [], "user: \n"),
-        (PLAIN, None, "user: \n"),
+        (PLAIN, "", "user: \n"),
         (LOOPS_OVER_PARTS, text_parts("Hi", " there"), "[Hi][ there]"),
         (LOOPS_OVER_PARTS, "Hi", "[Hi]"),
         (LOOPS_OVER_PARTS, [], ""),
@@ -147,6 +147,29 @@ def test_content_reaches_a_template_in_the_form_it_reads(
     tokenizer: Tokenizer, source: str, content: Any, rendered: str
 ) -> None:
     assert ChatTemplate(source, tokenizer).render(user(content)) == rendered
+
+
+NO_CONTENT = [
+    {"role": "user"},
+    {"role": "system", "content": None},
+    {"role": "assistant", "content": None},
+    {"role": "assistant", "tool_calls": []},
+    {"role": "tool", "tool_call_id": "1"},
+    {**call("{}")[0], "role": "user"},
+    {"role": "critic"},
+    {},
+]
+
+
+@pytest.mark.parametrize("message", NO_CONTENT)
+def test_a_message_without_content_is_refused_by_its_place(tokenizer: Tokenizer, message: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"messages\[1\] has no `content`") as error:
+        ChatTemplate(PLAIN, tokenizer).encode_chat([*user("Hi"), message])
+    assert (error.value.status, error.value.param) == (400, "messages")
+
+
+def test_any_role_with_content_is_the_templates_to_judge(tokenizer: Tokenizer) -> None:
+    assert ChatTemplate(PLAIN, tokenizer).render([{"role": "critic", "content": "Hm"}]) == "critic: Hm\n"
 
 
 def test_the_form_is_found_out_for_each_role(tokenizer: Tokenizer) -> None:

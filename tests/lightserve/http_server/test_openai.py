@@ -301,6 +301,15 @@ def test_a_bad_conversation_gets_a_short_answer_that_repeats_nothing(server: Liv
     assert secret not in response.text
 
 
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_a_message_without_content_generates_nothing(server: LiveServer, path: str) -> None:
+    response = server.client.post(path, json={"messages": [{"role": "user"}]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
+    assert "`content`" in response.json()["error"]["message"]
+    assert not server.engine.requests
+
+
 def test_a_long_unknown_field_is_not_repeated(server: LiveServer) -> None:
     response = server.client.post(CHAT, json={"messages": MESSAGES, "x" * 1000: 1})
     assert response.status_code == 400
