@@ -156,16 +156,16 @@ class Stream(ABC):
             self._log_end(reason)
 
     def _log_end(self, reason: str) -> None:
-        now = time.monotonic()
-        self._owner.metrics.request_duration.observe(now - self._opened_at)
+        duration_s = time.monotonic() - self._opened_at
+        self._owner.metrics.request_duration.observe(duration_s)
         logger.info(
-            "req_id %d: %s, %d prompt tokens, %d generated, %.3f s to the first, %.3f s in all",
+            "req_id %d: %s, %d prompt tokens, %d generated, %s%.3f s in all",
             self.first_req_id,
             reason,
             self.num_prompt_tokens,
             self._num_tokens,
-            (self._first_event_at or now) - self._opened_at,
-            now - self._opened_at,
+            f"{self._first_event_at - self._opened_at:.3f} s to the first, " if self._num_tokens else "",
+            duration_s,
         )
 
 

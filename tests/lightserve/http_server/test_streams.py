@@ -1,6 +1,8 @@
 """Streams by themselves: any order of events, endings and departures leaves nothing behind and aborts each id once."""
 
 import asyncio
+import logging
+import re
 from collections.abc import Coroutine
 from typing import Any
 
@@ -195,6 +197,26 @@ def test_a_waiting_reader_meets_its_clients_leaving(streams: Streams) -> None:
             await reading
 
     soon(read())
+
+
+@pytest.mark.parametrize(
+    ("events", "line"),
+    [
+        ([], r"abort, 2 prompt tokens, 0 generated, \d+\.\d{3} s in all"),
+        ([{"count": 0}], r"abort, 2 prompt tokens, 0 generated, \d+\.\d{3} s in all"),
+        ([{"error": FAILURE}], r"\w+, 2 prompt tokens, 0 generated, \d+\.\d{3} s in all"),
+        ([{}], r"abort, 2 prompt tokens, 1 generated, \d+\.\d{3} s to the first, \d+\.\d{3} s in all"),
+        ([{"reason": "stop"}], r"stop, 2 prompt tokens, 1 generated, \d+\.\d{3} s to the first, \d+\.\d{3} s in all"),
+    ],
+)
+def test_the_log_tells_the_time_to_the_first_token_where_there_was_one(
+    streams: Streams, caplog: pytest.LogCaptureFixture, events: list[dict[str, Any]], line: str
+) -> None:
+    with caplog.at_level(logging.INFO, logger="lightserve"), streams.open_live(make_choices(1)) as stream:
+        for event in events:
+            streams.deliver([make_event(stream.first_req_id, **event)])
+    (message,) = caplog.messages
+    assert re.fullmatch(f"req_id {stream.first_req_id}: {line}", message)
 
 
 class StreamsMachine(RuleBasedStateMachine):
