@@ -44,7 +44,7 @@ def serve(
 ) -> int:
     """Serve until SIGINT or SIGTERM asks to stop.
 
-    Open requests may then finish, for at most ``config.drain_timeout_s``; a second signal stops at once.
+    Open requests may then finish, for at most ``config.drain_timeout_s``; a second signal ends them with an error.
 
     Args:
         config: The operator's settings.
@@ -158,19 +158,26 @@ class Launcher:
             self._wait()
 
     def drain(self) -> None:
-        """Let open requests finish, until the limit or another stop signal."""
+        """Let open requests finish, until the limit or another stop signal; what is left ends with an error."""
         self._draining = True
         limit_s = self._boot.config.drain_timeout_s
         logger.info("open requests may finish within %g s; another signal stops at once", limit_s)
         self._tell_http(DrainMsg(limit_s))
-        deadline = time.monotonic() + limit_s + _GOODBYE_S
+        deadline = time.monotonic() + limit_s
         while self._num_stops < 2 and self._children.any_runs(self._http) and time.monotonic() < deadline:
             self._wait(deadline)
+        if self._children.any_runs(self._http):
+            logger.info("stopping at once: %s", "another signal" if self._num_stops >= 2 else "the limit has passed")
+            self._end_open_requests(DrainMsg(0.0))
 
     def say_goodbye(self) -> None:
-        """Let HTTP servers end every open request with an error; the other children are of no use any more."""
+        """Let HTTP servers end every open request with an error that names the child that failed."""
+        self._end_open_requests(DownMsg(f"its {self._cause().process} process ended"))
+
+    def _end_open_requests(self, message: DrainMsg | DownMsg) -> None:
+        """Let HTTP servers do what ``message`` says, and end; the other children are of no use any more."""
         self._children.kill(set(self._children.names) - self._http.keys())
-        self._tell_http(DownMsg(f"its {self._cause().process} process ended"))
+        self._tell_http(message)
         deadline = time.monotonic() + _GOODBYE_S
         while self._children.any_runs(self._http) and time.monotonic() < deadline:
             self._receive(deadline)

@@ -78,6 +78,17 @@ def _misbehave(how: str) -> None:
         _MISBEHAVIOURS[verb]()
 
 
+def _ends_at(message: DrainMsg) -> bool:
+    """Tell whether to end, as ``LIGHTSERVE_STUB_DRAINS`` says: always if unset, "never", or "at_once" when told so."""
+    match os.environ.get("LIGHTSERVE_STUB_DRAINS"):
+        case "never":
+            return False
+        case "at_once":
+            return message.limit_s == 0
+        case _:
+            return True
+
+
 def _leave_pid(path: Path) -> None:
     new = path.with_suffix(".new")
     new.write_text(str(os.getpid()))
@@ -103,7 +114,7 @@ def main(run_dir: str, index: int) -> None:
                 launcher.send(ServingMsg(name))
             case DrainMsg() as message:
                 print(name, message, flush=True)
-                if os.environ.get("LIGHTSERVE_STUB_DRAINS") != "never":
+                if _ends_at(message):
                     return
             case DownMsg() as message:
                 print(name, message, flush=True)

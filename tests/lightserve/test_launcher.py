@@ -156,27 +156,46 @@ def test_a_stop_signal_drains_and_leaves_nothing(model_dir: Path, signum: signal
 
         assert server.await_exit() == 0
         assert "http_server-0 DrainMsg(limit_s=7.0)" in server.output
+        assert "stopping at once" not in server.output
         assert "error" not in server.output
         assert_nothing_left(server, children)
         assert is_port_free(server.port)
 
 
-def test_a_second_stop_signal_ends_the_draining(model_dir: Path) -> None:
-    with stubs(model_dir, "--drain_timeout_s", "1000", LIGHTSERVE_STUB_DRAINS="never") as server:
+def test_a_second_stop_signal_lets_http_servers_end_what_is_open_and_is_logged(model_dir: Path) -> None:
+    with stubs(model_dir, "--drain_timeout_s", "1000", LIGHTSERVE_STUB_DRAINS="at_once") as server:
         children = server.await_ready().await_children(*CHILDREN)
         server.signal(signal.SIGTERM)
-        wait_until(lambda: "DrainMsg" in server.output, "draining")
+        wait_until(lambda: "DrainMsg(limit_s=1000.0)" in server.output, "draining")
         assert server.process.poll() is None
 
         server.signal(signal.SIGINT)
 
         assert server.await_exit() == 0
+        assert "launcher: stopping at once: another signal\n" in server.output
+        assert "http_server-0 DrainMsg(limit_s=0.0)" in server.output
+        assert "error" not in server.output
         assert_nothing_left(server, children)
 
 
-def test_draining_has_an_end(model_dir: Path) -> None:
-    with stubs(model_dir, "--drain_timeout_s", "0", LIGHTSERVE_STUB_DRAINS="never") as server:
+def test_the_end_of_the_limit_lets_http_servers_end_what_is_open_and_is_logged(model_dir: Path) -> None:
+    with stubs(model_dir, "--drain_timeout_s", "0.5", LIGHTSERVE_STUB_DRAINS="at_once") as server:
         children = server.await_ready().await_children(*CHILDREN)
+
+        server.signal(signal.SIGTERM)
+
+        assert server.await_exit() == 0
+        assert "launcher: stopping at once: the limit has passed\n" in server.output
+        assert "http_server-0 DrainMsg(limit_s=0.0)" in server.output
+        assert "error" not in server.output
+        assert_nothing_left(server, children)
+
+
+def test_http_servers_that_do_not_end_are_ended(model_dir: Path) -> None:
+    with stubs(model_dir, "--drain_timeout_s", "1000", LIGHTSERVE_STUB_DRAINS="never") as server:
+        children = server.await_ready().await_children(*CHILDREN)
+        server.signal(signal.SIGTERM)
+        wait_until(lambda: "DrainMsg(limit_s=1000.0)" in server.output, "draining")
 
         server.signal(signal.SIGTERM)
 

@@ -181,24 +181,27 @@ def test_a_busy_server_finishes_what_is_open_refuses_what_is_new_and_has_an_end(
         assert_nothing_left(server, children)
 
 
-def test_a_second_signal_stops_a_draining_server_at_once(model_dir: Path) -> None:
-    async def run(server: Server) -> list[Outcome]:
+def test_a_second_signal_ends_what_is_open_with_an_error(model_dir: Path) -> None:
+    async def run(server: Server) -> tuple[list[Outcome], httpx.Response]:
         async with open_client(server.url) as client:
+            whole = asyncio.create_task(client.post("/generate", json=generation("endless ", 1900)))
             streams = OpenStreams(client, [generation("endless ", 1900)])
             await streams.until_all_have_text()
             server.signal(signal.SIGINT)
             while health(server.url) == 200:
                 await asyncio.sleep(0.02)
             server.signal(signal.SIGINT)
-            return await streams.outcomes()
+            return await streams.outcomes(), await whole
 
     with fake_server(model_dir, "--drain_timeout_s", "1000", script=SLOW) as server:
         children = server.await_ready().await_children(*CHILDREN)
 
-        (outcome,) = asyncio.run(run(server))
+        (streamed,), whole = asyncio.run(run(server))
 
-        assert outcome.error is not None
+        assert streamed.error == "server_draining"
+        assert (whole.status_code, whole.json()["error"]["code"]) == (503, "server_draining")
         assert server.await_exit() == 0
+        assert "launcher: stopping at once: another signal\n" in server.output
         assert_nothing_left(server, children)
 
 
