@@ -58,10 +58,17 @@ def _find_tokenizer(config: ServerConfig, model: ModelConfig, run_dir: Path) -> 
         export_gguf_tokenizer(source, _made(run_dir / "tokenizer"))
         return run_dir / "tokenizer"
     folder = source if source.is_dir() else source.parent
-    if config.load_format == "dummy" and not (folder / "tokenizer.json").exists():
-        write_dummy_tokenizer(model, _made(run_dir / "tokenizer"))
-        return run_dir / "tokenizer"
-    return folder
+    if (folder / "tokenizer.json").exists():
+        return folder
+    if config.tokenizer is not None:
+        raise ConfigError(f"--tokenizer {config.tokenizer}: {folder} has no tokenizer.json")
+    if config.load_format != "dummy":
+        raise ConfigError(
+            f"--model_dir {config.model_dir}: the folder has no tokenizer.json; for a shape without weights add "
+            "--load_format dummy, else name a tokenizer with --tokenizer"
+        )
+    write_dummy_tokenizer(model, _made(run_dir / "tokenizer"))
+    return run_dir / "tokenizer"
 
 
 def _made(folder: Path) -> Path:

@@ -85,7 +85,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_buffer(raw)
             decoder = msgspec.json.decode(raw, type=_TokenizerFile).decoder
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--tokenizer {path}: cannot read {file.name}: {error}") from error
+            raise ConfigError(f"{file}: {error}") from error
         return cls(backend, decoder, _read_config(file.parent))
 
     @property

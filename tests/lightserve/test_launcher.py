@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.server import Server, await_all_gone, is_port_free, running, wait_until
+from tests.tiny_model import make_model_folder
 
 SERVE_STUBS = str(Path(__file__).with_name("serve_stubs.py"))
 CHILDREN = ("model_worker-0", "router", "detokenizer", "http_server-0")
@@ -276,4 +277,18 @@ def test_settings_that_do_not_fit_the_model_are_refused_before_anything_starts(
         assert server.await_exit() == 1
 
         assert server.output == f"lightserve: error: {complaint}\n"
+        assert server.run_dirs == []
+
+
+def test_a_folder_with_a_config_alone_is_refused_with_both_ways_out_before_anything_starts(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path / "shape")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with stubs(folder, "--load_format", "auto") as server:
+        assert server.await_exit() == 1
+
+        assert server.output == (
+            f"lightserve: error: --model_dir {folder}: the folder has no tokenizer.json; for a shape without weights "
+            "add --load_format dummy, else name a tokenizer with --tokenizer\n"
+        )
         assert server.run_dirs == []

@@ -26,6 +26,13 @@ def run_dir(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def preset() -> Path:
+    """A folder with a config.json alone."""
+    presets = Path(__file__).parents[2] / "scripts" / "presets"
+    return next(path.parent for path in sorted(presets.glob("*/config.json")))
+
+
 def test_every_default_is_resolved(config: ServerConfig, run_dir: Path) -> None:
     boot = prepare(config, run_dir, listen_fd=7)
 
@@ -77,15 +84,26 @@ def test_a_tokenizer_of_its_own_may_be_a_folder_or_a_file(config: ServerConfig, 
 
 
 def test_a_model_that_is_a_configuration_only_gets_an_invented_tokenizer(
-    config: ServerConfig, run_dir: Path, tmp_path: Path
+    config: ServerConfig, run_dir: Path, preset: Path
 ) -> None:
-    presets = Path(__file__).parents[2] / "scripts" / "presets"
-    preset = next(path.parent for path in sorted(presets.glob("*/config.json")))
-
     boot = prepare(replace(config, model_dir=str(preset)), run_dir, listen_fd=7)
 
     assert boot.tokenizer_dir == str(run_dir / "tokenizer")
     assert (run_dir / "tokenizer" / "tokenizer.json").exists()
+
+
+def test_a_tokenizer_that_is_named_is_never_invented(config: ServerConfig, run_dir: Path, preset: Path) -> None:
+    for given in (preset, preset / "config.json"):
+        with pytest.raises(ConfigError, match=f"^--tokenizer {given}: {preset} has no tokenizer.json$"):
+            prepare(replace(config, tokenizer=str(given)), run_dir, listen_fd=7)
+
+
+def test_a_tokenizer_of_its_own_serves_a_model_folder_without_one(
+    config: ServerConfig, run_dir: Path, preset: Path
+) -> None:
+    boot = make_boot(config, run_dir, model_dir=str(preset), load_format="auto", tokenizer=config.model_dir)
+
+    assert boot.tokenizer_dir == config.model_dir
 
 
 def test_a_longer_context_than_the_models_is_refused(config: ServerConfig, run_dir: Path) -> None:

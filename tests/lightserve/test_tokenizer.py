@@ -268,7 +268,7 @@ def test_a_damaged_file_is_the_operators_mistake(tmp_path: Path, name: str, dama
 
 
 def test_a_missing_file_is_the_operators_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"--tokenizer {tmp_path}.*tokenizer.json"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/tokenizer.json: .*No such file"):
         Tokenizer.load(tmp_path)
 
 
