@@ -5,6 +5,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import NoReturn
 
 from lightserve.config import ServerConfig, add_flags, underscored
 from lightserve.errors import ConfigError
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None, child_commands: Mapping[str, Se
 
 def parse_config(arguments: Sequence[str]) -> ServerConfig:
     """Read the command line; a wrong one ends the process with status 2 and a message that names the flag."""
-    parser = argparse.ArgumentParser(prog="lightserve", allow_abbrev=False, description=_SUMMARY)
+    parser = _Parser(prog="lightserve", allow_abbrev=False, description=_SUMMARY)
     parser.add_argument("--version", action="version", version=f"lightserve {version('lightserve')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     serve_parser = commands.add_parser(
@@ -44,11 +45,23 @@ def parse_config(arguments: Sequence[str]) -> ServerConfig:
         description="Serve one model over HTTP. Flags may be spelled with _ or with -.",
     )
     add_flags(serve_parser, ServerConfig)
-    options = vars(parser.parse_args(underscored(arguments)))
+    parsed, unknown = parser.parse_known_args(underscored(arguments))
+    if unknown:
+        serve_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = vars(parsed)
     try:
         return ServerConfig(**{field.name: options[field.name] for field in dataclasses.fields(ServerConfig)})
     except ConfigError as error:
         serve_parser.error(str(error))
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what was wrong and where help is; the usage, which lists every flag, would bury it."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2."""
+        _complain(f"{message}\nsee {self.prog} --help")
+        sys.exit(2)
 
 
 def _announce(text: str) -> None:

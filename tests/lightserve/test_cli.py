@@ -19,27 +19,38 @@ def test_flags_are_accepted_with_underscores_and_with_dashes() -> None:
     assert with_underscores == with_dashes == ServerConfig(max_total_token_num=120000, model_dir="/models/a-b")
 
 
-def test_settings_that_contradict_each_other_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--prt", "8100"], "unrecognized arguments: --prt 8100"),
+        (["--max_total", "5"], "unrecognized arguments: --max_total 5"),  # a flag may not be shortened
+        (["--port", "99999"], "--port must be at most 65535, not 99999"),
+        (["--port", "x"], "argument --port: invalid int value: 'x'"),
+        (["--port"], "argument --port: expected one argument"),
+    ],
+)
+def test_a_wrong_flag_of_serve_is_named_and_nothing_else_is_printed_but_where_help_is(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit:
-        parse_config(["serve", "--port", "70000"])
+        main(["serve", *arguments])
 
     assert exit.value.code == 2
-    assert "--port must be at most 65535, not 70000" in capsys.readouterr().err
+    assert capsys.readouterr() == ("", f"lightserve: error: {complaint}\nsee lightserve serve --help\n")
 
 
-def test_a_flag_may_not_be_shortened(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_config(["serve", "--max_total", "5"])
-
-    assert "unrecognized arguments: --max_total" in capsys.readouterr().err
-
-
-def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["swerve"]])
+def test_no_known_command_is_an_error_that_leads_to_the_help_on_commands(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit:
-        main([])
+        main(arguments)
 
     assert exit.value.code == 2
-    assert "command" in capsys.readouterr().err
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("lightserve: error: ")
+    assert "command" in first
+    assert second == "see lightserve --help"
 
 
 @pytest.mark.parametrize("command", [["-m", "lightserve"], ["-c", "import lightserve.cli as c; c.main()"]])
