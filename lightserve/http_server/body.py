@@ -6,14 +6,13 @@ Rules for every route:
     integer has no fraction.
 """
 
-import re
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
-from msgspec import Raw, UnsetType
 from starlette.requests import ClientDisconnect, Request
 
 from lightserve.errors import RequestError
+from lightserve.http_server.fields import invalid_field
 from lightserve.http_server.limits import (
     LARGE_BODY_BYTES,
     MAX_BODY_BYTES,
@@ -21,17 +20,10 @@ from lightserve.http_server.limits import (
     MAX_OPEN_BODY_BYTES,
 )
 
-T = TypeVar("T")
-
-# The type of fields that are not read, or hardly: their values are never built.
-Unread: TypeAlias = Raw | UnsetType
+T = TypeVar("T", bound=msgspec.Struct)
 
 _TOO_LARGE, _SERVER_BUSY = "request_too_large", "server_busy"
 BODY_NOT_READ = frozenset({_TOO_LARGE, _SERVER_BUSY})  # codes of errors that leave the rest of a body unread
-
-_MAX_MESSAGE_CHARS = 300
-_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[\w.-]{1,64})`")
-_PATH = re.compile(r" - at `\$\.(?P<path>\w{1,64}(?:\.\w{1,64})*)")
 
 
 class Bodies:
@@ -83,7 +75,7 @@ def decode_body(body: bytes, body_type: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=body_type)
     except msgspec.ValidationError as error:
-        raise _invalid_field(str(error)) from None
+        raise invalid_field(str(error), body_type) from None
     except msgspec.DecodeError:
         raise RequestError("The request body is not valid JSON in UTF-8.", code="invalid_json") from None
     except RecursionError:
@@ -92,19 +84,3 @@ def decode_body(body: bytes, body_type: type[T]) -> T:
 
 def _too_large() -> RequestError:
     return RequestError(f"The request body is larger than {MAX_BODY_BYTES} bytes.", status=413, code=_TOO_LARGE)
-
-
-def _invalid_field(problem: str) -> RequestError:
-    if unknown := _UNKNOWN_FIELD.search(problem):
-        name = unknown["name"]
-        return RequestError(f"Unknown field `{name}`.", code="unknown_field", param=name)
-    if "unknown field" in problem:
-        return RequestError("The request body has a field with an unknown name.", code="unknown_field")
-    path = _PATH.search(problem)
-    return RequestError(
-        f"{problem[:_MAX_MESSAGE_CHARS]}.", code="invalid_value", param=_bare(path["path"]) if path else None
-    )
-
-
-def _bare(path: str) -> str:
-    return path.removeprefix("parameters.")  # LightLLM's bodies keep the same fields one level down

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
 from lightserve.http_server.answer import Answer
-from lightserve.http_server.body import Unread
 from lightserve.http_server.choice import Choice
 from lightserve.http_server.error_reply import error_body
+from lightserve.http_server.fields import Unread
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.replies import StreamedReply, WholeReply
 from lightserve.http_server.sampling_fields import Limit, SamplingFields, Stops

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
 from lightserve.errors import RequestError
-from lightserve.http_server.body import Unread
+from lightserve.http_server.fields import Unread
 from lightserve.http_server.front_end import FrontEnd
 from lightserve.http_server.metrics import CONTENT_TYPE
 from lightserve.http_server.prompts import Messages

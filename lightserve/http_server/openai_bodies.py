@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from lightserve.errors import RequestError
-from lightserve.http_server.body import Unread
+from lightserve.http_server.fields import Unread
 from lightserve.http_server.limits import MAX_CHOICES, MAX_PROMPTS
 from lightserve.http_server.prompts import Messages
 from lightserve.http_server.sampling_fields import Limit, SamplingFields, Stops

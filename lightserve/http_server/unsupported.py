@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET
 
 from lightserve.errors import RequestError
-from lightserve.http_server.body import Unread
+from lightserve.http_server.fields import Unread
 
 _MAX_HARMLESS_BYTES = 100
 
