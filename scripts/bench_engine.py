@@ -17,19 +17,29 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
-from engine_bench.engine_host import open_engine
+from benchmark.traces import read_trace
+from engine_bench.engine_host import EngineError, open_engine
 from engine_bench.measurements import OUTPUT_LENS, Meter
-from script_tools.flags import integers
+from script_tools.flags import input_file, output_file, output_folder, positive_int, positive_ints
 from script_tools.json_file import write_json
 from script_tools.surroundings import describe_surroundings
 
 from lightserve.config import ServerConfig, add_flags, underscored
+from lightserve.errors import ConfigError, InvariantError
 
 _SHOWN_KERNELS, _NAME_WIDTH = 16, 90
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
+    try:
+        return _measure(options, arguments)
+    except (ConfigError, EngineError, InvariantError) as error:
+        print(f"bench_engine.py: {error}", file=sys.stderr)
+        return 2
+
+
+def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     fields = {field.name for field in dataclasses.fields(ServerConfig)}
     config = ServerConfig(**{name: value for name, value in vars(options).items() if name in fields})
     results: dict[str, Any] = {"decode": [], "prefill": [], "traces": [], "profiles": {}}
@@ -49,8 +59,8 @@ def main(arguments: Sequence[str]) -> int:
             profile = meter.profile(batch, options.prompt_len, options.profile_steps, path)
             results["profiles"][batch] = profile
             _show_profile(batch, profile)
-        for path in options.trace:
-            trace = meter.trace(path, options.trace_rows)
+        for path, rows in options.traces:
+            trace = meter.trace(rows)
             results["traces"].append(trace)
             print(path.name, trace, flush=True)
         results["start_s"], results["num_slots"], results["note"] = host.start_s, host.num_slots, host.note
@@ -64,29 +74,38 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser, ServerConfig)
     ours = parser.add_argument_group("measurements")
-    ours.add_argument("--decode_batches", type=integers, default=[], help="batch sizes of decode steps")
-    ours.add_argument("--prompt_len", type=int, default=512, help="of decode steps' prompts")
+    ours.add_argument("--decode_batches", type=positive_ints, default=[], help="batch sizes of decode steps")
+    ours.add_argument("--prompt_len", type=positive_int, default=512, help="of decode steps' prompts")
     ours.add_argument("--output_lens", type=_pair, default=OUTPUT_LENS, help="the two output lengths")
-    ours.add_argument("--prefill_lens", type=integers, default=[], help="lengths of single prompts")
+    ours.add_argument("--prefill_lens", type=positive_ints, default=[], help="lengths of single prompts")
     ours.add_argument(
         "--trace",
-        type=Path,
+        type=input_file,
         action="append",
         default=[],
         help="lengths of requests that all come at once, at most --max_queued_reqs",
     )
-    ours.add_argument("--trace_rows", type=int, help="only so many of its rows")
-    ours.add_argument("--profile_batches", type=integers, default=[], help="batch sizes to trace the GPU at")
-    ours.add_argument("--profile_steps", type=int, default=24, help="output tokens under the trace")
-    ours.add_argument("--profile_dir", type=Path, default=Path(), help="where traces go")
-    ours.add_argument("--repeats", type=int, default=3, help="medians are over so many")
-    ours.add_argument("--json", type=Path, help="write everything here")
-    return parser.parse_args(underscored(arguments))
+    ours.add_argument("--trace_rows", type=positive_int, help="only so many of its rows")
+    ours.add_argument("--profile_batches", type=positive_ints, default=[], help="batch sizes to trace the GPU at")
+    ours.add_argument("--profile_steps", type=positive_int, default=24, help="output tokens under the trace")
+    ours.add_argument("--profile_dir", type=output_folder, default=Path(), help="where traces go")
+    ours.add_argument("--repeats", type=positive_int, default=3, help="medians are over so many")
+    ours.add_argument("--json", type=output_file, help="write everything here")
+    options = parser.parse_args(underscored(arguments))
+    try:
+        options.traces = [(path, read_trace(path, options.trace_rows)) for path in options.trace]
+    except (OSError, ValueError) as error:
+        parser.error(f"--trace: {error}")
+    if empty := [str(path) for path, rows in options.traces if not rows]:
+        parser.error(f"--trace {empty[0]} holds no request")
+    return options
 
 
 def _pair(text: str) -> tuple[int, int]:
-    short, long = integers(text)
-    return short, long
+    lengths = positive_ints(text)
+    if len(lengths) != 2 or lengths[0] >= lengths[1]:
+        raise argparse.ArgumentTypeError(f"must be two integers, the smaller one first, not {text!r}")
+    return lengths[0], lengths[1]
 
 
 def _show_profile(batch: int, profile: Any) -> None:

@@ -30,6 +30,7 @@ from front_end_bench.cpu_times import CpuTimes
 from front_end_bench.scenario import SCENARIOS, Scenario, make_scenario
 from front_end_bench.server import running_front_end
 from front_end_bench.steady_window import Delivery, NoWindowError, full_window, measure_delivery
+from script_tools.flags import output_file, positive_float, positive_int
 from script_tools.json_file import write_json
 from script_tools.running_server import ServerDiedError
 from script_tools.surroundings import describe_surroundings
@@ -90,14 +91,14 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--scenarios", type=_names, default=list(SCENARIOS), help="some of them, by name")
-    parser.add_argument("--num_streams", type=int, default=3000, help="open at once (%(default)s)")
-    parser.add_argument("--tokens_per_s", type=float, default=16000.0, help="the worker's pace (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a full batch, about (%(default)s)")
+    parser.add_argument("--num_streams", type=positive_int, default=3000, help="open at once (%(default)s)")
+    parser.add_argument("--tokens_per_s", type=positive_float, default=16000.0, help="the worker's pace (%(default)s)")
+    parser.add_argument("--seconds", type=positive_float, default=20.0, help="of a full batch, about (%(default)s)")
     apis = sorted(name for name, family in API_FAMILIES.items() if family.takes_ids)
     parser.add_argument("--api", choices=apis, default="lightserve", help="of the clients (%(default)s)")
-    parser.add_argument("--client_processes", type=int, help="unset: by the streams, at most half the cores")
+    parser.add_argument("--client_processes", type=positive_int, help="unset: by the streams, at most half the cores")
     parser.add_argument("--model_dir", type=Path, default=_MODEL_DIR, help="gives the vocabulary (%(default)s)")
-    parser.add_argument("--json", type=Path, help="write everything here, too")
+    parser.add_argument("--json", type=output_file, help="write everything here, too")
     return parser.parse_known_args(arguments)
 
 

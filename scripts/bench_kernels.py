@@ -28,6 +28,7 @@ from kernel_bench.result import Ceilings, Result, Times, format_result, summariz
 from kernel_bench.sampling import forbid_cases, greedy_cases, penalties_cases, sampling_cases
 from kernel_bench.timing import measure_ceilings, time_case
 from kernel_bench.token_bookkeeping import commit_tokens_cases, place_tokens_cases
+from script_tools.flags import output_file, positive_int
 from script_tools.json_file import write_json
 from script_tools.surroundings import describe_surroundings
 
@@ -70,12 +71,9 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=["all", *KERNELS])
-    parser.add_argument("--repeats", type=int, default=1, help="measurements of each case (%(default)s)")
-    parser.add_argument("--json", type=Path, help="write all numbers there")
-    options = parser.parse_args(arguments)
-    if options.repeats < 1:
-        parser.error("--repeats must be at least 1")
-    return options
+    parser.add_argument("--repeats", type=positive_int, default=1, help="measurements of each case (%(default)s)")
+    parser.add_argument("--json", type=output_file, help="write all numbers there")
+    return parser.parse_args(arguments)
 
 
 def check_and_time(

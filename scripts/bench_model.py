@@ -19,9 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leave
 
 import torch
 from engine_bench.model_steps import ModelSteps
+from script_tools.flags import output_file, positive_int
 from script_tools.json_file import write_json
 from script_tools.surroundings import describe_surroundings
 
+from lightserve.errors import ConfigError
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.cuda.blueprint import load_blueprint
 from lightserve.model_worker.cuda.graph import CudaCapturer
@@ -83,9 +85,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model_dir", type=Path, required=True, help="a folder with a config.json")
     parser.add_argument("--decodes", type=_steps, default=[], help="decode rows of steps without prompts")
     parser.add_argument("--mixed", type=_steps, default=[], help="steps with prompts")
-    parser.add_argument("--context", type=int, default=576, help="tokens of each decode row, the step's own included")
+    parser.add_argument(
+        "--context", type=positive_int, default=576, help="tokens of each decode row, the step's own included"
+    )
     parser.add_argument("--kernels", type=_steps, default=[], help="steps to trace")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--json", type=output_file, help="write everything here")
     options = parser.parse_args(arguments)
     options.steps = options.decodes + options.mixed
     if not options.steps + options.kernels:
@@ -96,6 +100,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         for step in getattr(options, flag):
             if problem := _problem(step):
                 parser.error(f"--{flag} {step}: {problem}")
+    try:
+        load_model_config(options.model_dir, "dummy")
+    except ConfigError as error:
+        parser.error(str(error))
     return options
 
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leave
 
 import msgspec
 import numpy as np
-from script_tools.flags import integers
+from script_tools.flags import output_file, positive_int, positive_ints
 from script_tools.json_file import write_json
 from script_tools.plain_ids import draw_ids
 from script_tools.surroundings import describe_surroundings
@@ -179,9 +179,9 @@ def measure_decision(policy: str, num_running: int) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=integers, default=[64, 256, 1024], help="batch sizes")
-    parser.add_argument("--steps", type=int, default=500, help="at each of them (%(default)s)")
-    parser.add_argument("--json", type=Path, help="write everything here")
+    parser.add_argument("--rows", type=positive_ints, default=[64, 256, 1024], help="batch sizes")
+    parser.add_argument("--steps", type=positive_int, default=500, help="at each of them (%(default)s)")
+    parser.add_argument("--json", type=output_file, help="write everything here")
     args = parser.parse_args(arguments)
     results: dict[str, list[dict[str, Any]]] = {"steps": [], "decisions": []}
     for policy in ("conservative", "past_future"):

@@ -26,6 +26,7 @@ from engine_bench.engine_figures import EngineRuns, measure_engine
 from engine_bench.engine_host import EngineError
 from engine_bench.result_table import TABLE_HEAD, Measured, Target, table_row
 from engine_bench.server_figures import FIRST_START, LATER_START, FailedRequestsError, Load, measure_server
+from script_tools.flags import output_file, positive_int
 from script_tools.json_file import write_json
 from script_tools.running_server import BENCH_FLAGS, ServerDiedError
 from script_tools.surroundings import describe_surroundings
@@ -82,14 +83,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--trace", type=Path, help="of the server's requests: lengths (CSV), at least 3,000")
-    parser.add_argument("--repeats", type=int, default=3, help="of every figure but the starts (%(default)s)")
+    parser.add_argument("--repeats", type=positive_int, default=3, help="of every figure but the starts (%(default)s)")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(_PARTS), help="some of the parts")
-    parser.add_argument("--json", type=Path, help="write everything here, too")
+    parser.add_argument("--json", type=output_file, help="write everything here, too")
     options = parser.parse_args(underscored(arguments))
     if unknown := set(options.only) - set(_PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    if options.repeats < 1:
-        parser.error("--repeats must be at least 1")
     if "server" in options.only and (problem := _trace_problem(options.trace)):
         parser.error(problem)
     return options

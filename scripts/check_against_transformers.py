@@ -6,12 +6,14 @@ slots, and the logits after every prompt must agree to 1e-3. Takes a few minutes
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
 import numpy as np
 import torch
+from script_tools.flags import input_file, lacking
 from script_tools.greedy_ids import (
     NUM_SLOTS,
     NUM_TOKENS,
@@ -24,20 +26,30 @@ from script_tools.greedy_ids import (
 from script_tools.recording_model import RecordingModel
 
 from lightserve.default_model import fetch_default_model
+from lightserve.errors import ConfigError
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.cpu.runner import CpuEngine
 
 LOGITS_TOLERANCE = 1e-3
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gguf", nargs="?", type=Path, help="unset: the default model, fetched once")
-    gguf = parser.parse_args().gguf or fetch_default_model()
+    parser.add_argument("gguf", nargs="?", type=input_file, help="unset: the default model, fetched once")
+    options = parser.parse_args(arguments)
+    if problem := lacking("transformers", "accelerate"):
+        print(f"check_against_transformers.py: {problem}", file=sys.stderr)
+        return 2
+    try:
+        gguf = options.gguf or fetch_default_model()
+        config = load_model_config(gguf)
+    except ConfigError as error:
+        print(f"check_against_transformers.py: {error}", file=sys.stderr)
+        return 2
     prompts = encode_prompts(gguf)
     expected_ids, expected_logits = _run_transformers(gguf, prompts)
 
-    engine = open_cpu_engine(load_model_config(gguf))
+    engine = open_cpu_engine(config)
     alone, logits = run_one_by_one(engine, prompts)
     together = greedy_ids(engine, prompts, scattered_slots(), 48)
     worst = max(float((a - b).abs().max()) for a, b in zip(logits, expected_logits, strict=True))
@@ -74,4 +86,4 @@ def run_one_by_one(engine: CpuEngine, prompts: list[list[int]]) -> tuple[list[li
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

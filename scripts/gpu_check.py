@@ -38,6 +38,7 @@ from gpu_checks.requirements import NotRunError, require_gpus
 from gpu_checks.sanitizer_check import sanitize
 from gpu_checks.saturation_check import saturate
 from gpu_checks.server_check import run_server
+from script_tools.flags import input_file, positive_float, positive_int
 
 from lightserve.config import ServerConfig
 from lightserve.default_model import fetch_default_model
@@ -82,11 +83,11 @@ def _checks(options: argparse.Namespace) -> dict[str, Callable[[], bool]]:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gguf", type=Path, help="unset: the default model, fetched once")
+    parser.add_argument("--gguf", type=input_file, help="unset: the default model, fetched once")
     parser.add_argument("--only", type=lambda text: text.split(","), help="some of the checks, by name")
-    parser.add_argument("--num_requests", type=int, default=2000, help="of the pressure check")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of the saturation check")
-    parser.add_argument("--trace", type=Path, help="of the saturation check: lengths of its requests (CSV)")
+    parser.add_argument("--num_requests", type=positive_int, default=2000, help="of the pressure check")
+    parser.add_argument("--minutes", type=positive_float, default=10.0, help="of the saturation check")
+    parser.add_argument("--trace", type=input_file, help="of the saturation check: lengths of its requests (CSV)")
     parser.add_argument("--folder", type=Path, help="of the saturation check: where it leaves its figures")
     options = parser.parse_args(arguments)
     unknown = set(options.only or ()) - set(_checks(options))

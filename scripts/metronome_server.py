@@ -7,12 +7,18 @@ it are the client's own. Speaks ``/generate_stream`` and ``/v1/completions``.
 import argparse
 import asyncio
 import resource
+import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
 import httptools
 import msgspec
 import uvloop
+from script_tools.flags import port, positive_float
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _INFO = msgspec.json.encode({"vocab_size": 32000, "version": "metronome", "data": [{"id": "metronome"}]})
@@ -119,15 +125,15 @@ async def _serve(port: int, interval_s: float) -> None:
     await metronome.run()
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=8001)
-    parser.add_argument("--interval_s", type=float, default=0.1)
-    options = parser.parse_args()
+    parser.add_argument("--port", type=port, default=8001)
+    parser.add_argument("--interval_s", type=positive_float, default=0.1)
+    options = parser.parse_args(arguments)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     uvloop.run(_serve(options.port, options.interval_s))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

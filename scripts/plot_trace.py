@@ -8,7 +8,6 @@ time about the end of one of them. A kernel that was launched before its predece
 """
 
 import argparse
-import importlib.util
 import re
 import sys
 from bisect import bisect_left
@@ -16,6 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
+
+from script_tools.flags import input_file, lacking, output_picture, positive_int
 
 from lightserve.model_worker.profiling import GpuEvent, read_gpu_events, summarize
 
@@ -67,7 +70,7 @@ class Steps:
 
 def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
-    decode = decode_steps(read_gpu_events(options.trace), re.compile(options.last_kernel), re.compile(options.prompts))
+    decode = options.decode
     shown = decode.middle(options.steps)
     num_steps = len(decode.ends) - 1
     step_ms = (decode.ends[-1] - decode.ends[0]) / num_steps / 1000
@@ -82,16 +85,31 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path, help="a Chrome trace")
-    parser.add_argument("--steps", type=int, default=3, help="how many to draw (%(default)s)")
+    parser.add_argument("trace", type=input_file, help="a Chrome trace")
+    parser.add_argument("--steps", type=positive_int, default=3, help="how many to draw (%(default)s)")
     parser.add_argument("--title", default="Decode", help="what was traced")
-    parser.add_argument("--last_kernel", default="commit_tokens", help="pattern of the last kernel of a step")
-    parser.add_argument("--prompts", default="prefill", help="pattern of kernels that only steps with prompts have")
-    parser.add_argument("--out", type=Path, required=True, help="the picture, PNG")
+    parser.add_argument(
+        "--last_kernel", type=_pattern, default="commit_tokens", help="pattern of the last kernel of a step"
+    )
+    parser.add_argument(
+        "--prompts", type=_pattern, default="prefill", help="pattern of kernels that only steps with prompts have"
+    )
+    parser.add_argument("--out", type=output_picture, required=True, help="the picture")
     options = parser.parse_args(arguments)
-    if not importlib.util.find_spec("matplotlib"):
-        parser.error("needs matplotlib, which the extra plot installs")
+    if problem := lacking("matplotlib"):
+        parser.error(problem)
+    try:
+        options.decode = decode_steps(read_gpu_events(options.trace), options.last_kernel, options.prompts)
+    except ValueError as error:
+        parser.error(f"{options.trace}: {error}")
     return options
+
+
+def _pattern(text: str) -> "re.Pattern[str]":
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no pattern: {error}") from error
 
 
 def decode_steps(events: Sequence[GpuEvent], last_kernel: "re.Pattern[str]", prompts: "re.Pattern[str]") -> Steps:
@@ -105,7 +123,7 @@ def decode_steps(events: Sequence[GpuEvent], last_kernel: "re.Pattern[str]", pro
     Raises:
         ValueError: There is not one such step.
     """
-    last_prompt = max((end for _, end, name in events if prompts.search(name)), default=events[0][0])
+    last_prompt = max((end for _, end, name in events if prompts.search(name)), default=float("-inf"))
     ends = [end for _, end, name in events if last_kernel.search(name) and end > last_prompt]
     if len(ends) < 2:
         raise ValueError(f"no decode step: {len(ends)} kernels match {last_kernel.pattern!r} after the last prompt")

@@ -7,6 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from script_tools.flags import (
+    fraction,
+    non_negative_float,
+    non_negative_int,
+    output_file,
+    positive_float,
+    positive_int,
+    rate,
+)
 
 from benchmark.api import API_FAMILIES
 from benchmark.metrics import LatencyLimits
@@ -89,40 +98,42 @@ def _add_prompt_flags(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--dataset", type=Path, help="ShareGPT conversations (.json) or a length trace (.csv, .jsonl: random token ids)"
     )
-    group.add_argument("--prompt_len", type=_positive_int, help="without --dataset: tokens of every prompt")
-    group.add_argument("--output_len", type=_positive_int, help="tokens to ask for; unset: as in the dataset")
-    group.add_argument("--num_prompts", type=_positive_int, help="unset: 1000 of ShareGPT, all of a trace")
+    group.add_argument("--prompt_len", type=positive_int, help="without --dataset: tokens of every prompt")
+    group.add_argument("--output_len", type=positive_int, help="tokens to ask for; unset: as in the dataset")
+    group.add_argument("--num_prompts", type=positive_int, help="unset: 1000 of ShareGPT, all of a trace")
     group.add_argument("--repeat", action="store_true", help="go round again when the dataset has too few prompts")
     group.add_argument(
-        "--seed", type=int, default=0, help="of the sample, the random ids and the arrivals (%(default)s)"
+        "--seed", type=non_negative_int, default=0, help="of the sample, the random ids and the arrivals (%(default)s)"
     )
     group.add_argument(
         "--tokenizer", type=Path, help="tokenizer folder that counts ShareGPT's tokens; unset: the server's /tokenize"
     )
     group.add_argument(
-        "--vocab_size", type=_positive_int, help="of the random ids; unset: the tokenizer's, else the server's"
+        "--vocab_size", type=positive_int, help="of the random ids; unset: the tokenizer's, else the server's"
     )
     group.add_argument(
-        "--max_prompt_len", type=_positive_int, default=1024, help="ShareGPT: skips longer prompts (%(default)s)"
+        "--max_prompt_len", type=positive_int, default=1024, help="ShareGPT: skips longer prompts (%(default)s)"
     )
     group.add_argument(
-        "--max_total_len", type=_positive_int, default=2048, help="ShareGPT: skips longer conversations (%(default)s)"
+        "--max_total_len", type=positive_int, default=2048, help="ShareGPT: skips longer conversations (%(default)s)"
     )
 
 
 def _add_load_flags(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--request_rate",
-        type=_positive,
+        type=rate,
         default=float("inf"),
         help="Poisson arrivals per second (%(default)s: all at once)",
     )
     group.add_argument("--replay_timestamps", action="store_true", help="send when the trace says")
-    group.add_argument("--replay_speed", type=_positive, default=1.0, help="times as fast as the trace (%(default)s)")
-    group.add_argument("--max_concurrency", type=_positive_int, help="most requests in flight; unset: no limit")
+    group.add_argument(
+        "--replay_speed", type=positive_float, default=1.0, help="times as fast as the trace (%(default)s)"
+    )
+    group.add_argument("--max_concurrency", type=positive_int, help="most requests in flight; unset: no limit")
     group.add_argument(
         "--num_warmups",
-        type=int,
+        type=non_negative_int,
         default=0,
         help="other prompts, sent before and not measured (%(default)s)",
     )
@@ -132,9 +143,11 @@ def _add_load_flags(group: "argparse._ArgumentGroup") -> None:
         action="store_false",
         help="let the model end its answers; unset: they are of exactly the length asked for",
     )
-    group.add_argument("--temperature", type=float, default=0.0, help="0: greedy (%(default)s)")
+    group.add_argument("--temperature", type=non_negative_float, default=0.0, help="0: greedy (%(default)s)")
     group.add_argument("--extra_body", type=_json_object, default={}, help="JSON object merged into every body")
-    group.add_argument("--timeout_s", type=_positive, help="a request that takes longer has failed; unset: no limit")
+    group.add_argument(
+        "--timeout_s", type=positive_float, help="a request that takes longer has failed; unset: no limit"
+    )
     group.add_argument(
         "--client_processes",
         type=_processes,
@@ -146,29 +159,15 @@ def _add_load_flags(group: "argparse._ArgumentGroup") -> None:
 
 def _add_report_flags(group: "argparse._ArgumentGroup") -> None:
     for name, what in (("ttft", "time to first token"), ("tpot", "time per output token"), ("e2e", "whole time")):
-        group.add_argument(f"--{name}_limit_ms", type=_positive, help=f"goodput: longest {what} of a good request")
+        group.add_argument(f"--{name}_limit_ms", type=positive_float, help=f"goodput: longest {what} of a good request")
     group.add_argument(
-        "--max_failed_frac", type=float, default=0.01, help="exit with 1 when a larger share fails (%(default)s)"
+        "--max_failed_frac", type=fraction, default=0.01, help="exit with 1 when a larger share fails (%(default)s)"
     )
-    group.add_argument("--json", type=Path, help="write everything to this file, too")
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
-    return value
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return value
+    group.add_argument("--json", type=output_file, help="write everything to this file, too")
 
 
 def _processes(text: str) -> int | None:
-    return None if text == "auto" else _positive_int(text)
+    return None if text == "auto" else positive_int(text)
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _LENGTH_COLUMNS = (
 _TIME_COLUMN = "TIMESTAMP"
 # Tokens per entry of hash_ids in Mooncake's traces.
 _BLOCK_LEN = 512
+_MAX_LEN, _MAX_BLOCK_ID = 2**31 - 1, 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -51,25 +52,30 @@ def read_trace(path: Path, num_rows: int | None) -> list[TraceRow]:
     """Read the first rows of a .csv or .jsonl trace; rows without a prompt or an answer are left out.
 
     Raises:
-        ValueError: The columns are not those of a known trace, or a row is malformed.
+        OSError: It cannot be read.
+        ValueError: The columns are not those of a known trace, or a row is malformed; names the file and the row.
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = _jsonl_rows(file) if path.suffix == ".jsonl" else _csv_rows(file, path)
+        rows = _jsonl_rows(file) if path.suffix == ".jsonl" else _csv_rows(file)
         try:
             return list(islice((row for row in rows if row.prompt_len > 0 and row.output_len > 0), num_rows))
-        except (ValueError, TypeError, msgspec.DecodeError) as error:
+        except (ValueError, csv.Error) as error:
             raise ValueError(f"{path}: {error}") from error
 
 
-def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[TraceRow]:
+def _csv_rows(lines: Iterable[str]) -> Iterator[TraceRow]:
     reader = csv.DictReader(lines)
     names = reader.fieldnames or ()
     columns = next((pair for pair in _LENGTH_COLUMNS if set(pair) <= set(names)), None)
     if columns is None:
         known = ", ".join("/".join(pair) for pair in _LENGTH_COLUMNS)
-        raise ValueError(f"{path} has columns {list(names)}; known are {known}")
-    for row in reader:
-        yield TraceRow(int(row[columns[0]]), int(row[columns[1]]), _read_time(row.get(_TIME_COLUMN)))
+        raise ValueError(f"has columns {list(names)}; known are {known}")
+    for number, row in enumerate(reader, start=1):
+        try:
+            lens = (int(row[columns[0]]), int(row[columns[1]]))
+            yield _checked(TraceRow(*lens, _read_time(row.get(_TIME_COLUMN))))
+        except (ValueError, TypeError) as error:  # a row that is too short has None for a length
+            raise ValueError(f"row {number}: {error}") from error
 
 
 def _read_time(text: str | None) -> float | None:
@@ -78,9 +84,20 @@ def _read_time(text: str | None) -> float | None:
 
 
 def _jsonl_rows(lines: Iterable[str]) -> Iterator[TraceRow]:
-    for line in lines:
-        row = msgspec.json.decode(line, type=_MooncakeRow)
-        yield TraceRow(row.input_length, row.output_length, row.timestamp / 1e3, tuple(row.hash_ids))
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = msgspec.json.decode(line, type=_MooncakeRow)
+            yield _checked(TraceRow(row.input_length, row.output_length, row.timestamp / 1e3, tuple(row.hash_ids)))
+        except ValueError as error:
+            raise ValueError(f"row {number}: {error}") from error
+
+
+def _checked(row: TraceRow) -> TraceRow:
+    if max(row.prompt_len, row.output_len) > _MAX_LEN:
+        raise ValueError(f"lengths {row.prompt_len} and {row.output_len} must be below 2^31")
+    if not all(0 <= block_id <= _MAX_BLOCK_ID for block_id in row.block_ids):
+        raise ValueError("hash_ids must be from 0 to 2^63 - 1")
+    return row
 
 
 class RandomIds:

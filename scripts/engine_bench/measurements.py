@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from benchmark.traces import read_trace
+from benchmark.traces import TraceRow
 from script_tools.plain_ids import draw_ids
 
 from engine_bench.engine_host import EngineHost, Step, Work
@@ -110,9 +110,9 @@ class Meter:
         flops, ms = prefill_flops(self._host.boot.model, prompt_len), median(repeats_ms)
         return PrefillTime(prompt_len, ms, repeats_ms, flops / ms / 1e9)
 
-    def trace(self, path: Path, num_rows: int | None) -> TraceTime:
+    def trace(self, rows: Sequence[TraceRow]) -> TraceTime:
         """Run a trace, all requests at once."""
-        works = [self._work(row.prompt_len, row.output_len) for row in read_trace(path, num_rows)]
+        works = [self._work(row.prompt_len, row.output_len) for row in rows]
         seconds = self._host.run(works)
         output_tokens = sum(work.output_len for work in works)
         return TraceTime(

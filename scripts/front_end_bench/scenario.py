@@ -62,7 +62,7 @@ def make_scenario(name: str, num_streams: int, tokens_per_s: float, seconds: flo
 def _steady(num_streams: int, tokens_per_s: float, seconds: float) -> Scenario:
     """All streams decode at once."""
     step_s = num_streams / tokens_per_s
-    output_len = round(seconds / step_s + _FILLING_S / max(step_s, FILLING_STEP_S))
+    output_len = max(1, round(seconds / step_s + _FILLING_S / max(step_s, FILLING_STEP_S)))
     return Scenario("steady", num_streams, step_s, [TraceRow(_SHORT_PROMPT, output_len)] * num_streams)
 
 

@@ -53,6 +53,9 @@ class Clients:
         self._clock = clock
         self._max_new_tokens = max_new_tokens
         self._max_concurrency = max_concurrency or len(rows)
+        # The trace's names of blocks may be any hashes; numbered, each has ids of its own.
+        names = dict.fromkeys(block_id for row in rows for block_id in row.block_ids)
+        self._block_numbers = {name: number for number, name in enumerate(names)}
         self._num_sent = 0
         self.num_ended = 0
         self.failures: list[str] = []
@@ -103,10 +106,11 @@ class Clients:
 
     def _message(self, number: int) -> GenerateMsg:
         row = self._rows[number]
+        blocks = [self._block_numbers[block_id] for block_id in row.block_ids]
         known = self._max_new_tokens is None
         max_new_tokens = row.output_len if self._max_new_tokens is None else self._max_new_tokens
         sampling = SamplingParams(max_new_tokens, seed=number, ignore_eos=known)
-        return GenerateMsg(number, pack_int32(_prompt_ids(number, row)), sampling, TextParams())
+        return GenerateMsg(number, pack_int32(_prompt_ids(number, row.prompt_len, blocks)), sampling, TextParams())
 
     def _take_tokens(self, message: TokensMsg) -> None:
         now_s, req_ids = self._clock.now_s, unpack_int64(message.req_ids)
@@ -123,13 +127,13 @@ class Clients:
             self.num_cached += int(unpack_int32(message.cached_lens).sum())
 
 
-def _prompt_ids(number: int, row: TraceRow) -> IdArray:
+def _prompt_ids(number: int, prompt_len: int, blocks: Sequence[int]) -> IdArray:
     """Make a prompt that shares with others the blocks that the trace names, and else not even its first id."""
-    if not row.block_ids:
-        alone = np.zeros(row.prompt_len, dtype=np.int32)
+    if not blocks:
+        alone = np.zeros(prompt_len, dtype=np.int32)
         alone[0] = number
         return alone
-    firsts = np.asarray(row.block_ids, dtype=np.int32) * _BLOCK_LEN
-    ids: IdArray = np.add.outer(firsts, np.arange(_BLOCK_LEN, dtype=np.int32)).ravel()[: row.prompt_len]
-    missing = np.full(row.prompt_len - len(ids), -1 - number, dtype=np.int32)
+    firsts = np.asarray(blocks, dtype=np.int32) * _BLOCK_LEN
+    ids: IdArray = np.add.outer(firsts, np.arange(_BLOCK_LEN, dtype=np.int32)).ravel()[:prompt_len]
+    missing = np.full(prompt_len - len(ids), -1 - number, dtype=np.int32)
     return np.concatenate([ids, missing])

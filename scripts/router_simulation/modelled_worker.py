@@ -1,7 +1,7 @@
 """A model worker that computes nothing and takes its time: how long a step lasts is a formula."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -11,6 +11,8 @@ from lightserve.router.arrays import IdArray, IntArray, RowArray
 
 EOS_ID = 2
 OTHER_ID = 5
+
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class StepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,16 +28,23 @@ class StepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     note: str
-    launch_s: float
-    weights_s: float
-    token_s: float
-    context_token_s: float
-    prompt_pair_s: float
+    launch_s: _Seconds
+    weights_s: _Seconds
+    token_s: _Seconds
+    context_token_s: _Seconds
+    prompt_pair_s: _Seconds
 
     @classmethod
     def read(cls, path: Path) -> "StepModel":
-        """Read a .json file."""
-        return msgspec.json.decode(path.read_bytes(), type=cls)
+        """Read a .json file.
+
+        Raises:
+            ValueError: It is no such model, or one whose steps may take no time.
+        """
+        model = msgspec.json.decode(path.read_bytes(), type=cls)
+        if model.duration_s(1, 0, 0.0) <= 0:
+            raise ValueError("a step of one token takes no time")
+        return model
 
     def duration_s(self, num_tokens: int, num_context_tokens: int, num_prompt_pairs: float) -> float:
         """Tell how long a step takes."""

@@ -1,6 +1,7 @@
 """Random checkpoints of any shape, in safetensors files as Hugging Face cuts them; written tensor by tensor."""
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,13 @@ def write_checkpoint(
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return total
+
+
+def count_bytes(values: Mapping[str, Any], dtype: torch.dtype) -> int:
+    """Tell how many bytes of tensors ``write_checkpoint`` would write."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(values))
+        return sum(torch.Size(shape).numel() for _, shape in _shapes(Path(folder))) * dtype.itemsize
 
 
 def spread_numbers() -> MakeNumbers:

@@ -13,6 +13,8 @@ from tests.model_worker.references import make_reference
 from tests.model_worker.tiny_cuda import PlainCapturer, make_blueprint
 from tests.model_worker.tiny_engine import NUM_SLOTS
 
+PRESET = str(Path(bench_model.__file__).parent / "presets" / "llama-3.2-1b")
+
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> ModelSteps:
@@ -56,7 +58,7 @@ def test_there_is_room_for_every_step_that_is_timed_or_traced(monkeypatch: pytes
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(bench_model, "_open", open_steps)
-    assert bench_model.main(["--model_dir", "some", "--kernels", "4,300+100+8192"]) == 0
+    assert bench_model.main(["--model_dir", PRESET, "--kernels", "4,300+100+8192"]) == 0
     assert room == [302, 8592]
     assert bench_model.room_for([Step(4)]) == (256, 8192)
 
@@ -76,11 +78,11 @@ def test_what_does_not_fit_is_refused_by_its_flag(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        bench_model.main(["--model_dir", "some", *flags])
+        bench_model.main(["--model_dir", PRESET, *flags])
     assert message in capsys.readouterr().err
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert bench_model.main(["--model_dir", str(Path("nowhere")), "--decodes", "1"]) == 1
+    assert bench_model.main(["--model_dir", PRESET, "--decodes", "1"]) == 1
     assert "no CUDA device" in capsys.readouterr().err

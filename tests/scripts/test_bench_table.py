@@ -224,7 +224,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ([], "the server needs --trace"),
         (["--only", "1b,server"], "the server needs --trace"),
         (["--only", "70b"], "no such part: 70b"),
-        (["--only", "8b", "--repeats", "0"], "--repeats must be at least 1"),
+        (["--only", "8b", "--repeats", "0"], "argument --repeats: must be an integer from 1"),
         (["--trace", "short.csv"], "has only 2 requests"),
         (["--trace", "nowhere.csv"], "No such file"),
         (["--trace", "other.csv"], "known are prompt_len"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import bench_loading
 import pytest
 import torch
-from script_tools.random_checkpoint import random_bits, write_checkpoint
+from script_tools.random_checkpoint import count_bytes, random_bits, write_checkpoint
 
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.weights.loader import load_weights
@@ -41,6 +41,7 @@ def test_what_was_written_is_loaded_from_all_files(tmp_path: Path) -> None:
     total = write_checkpoint(tmp_path, VALUES, make, dtype=torch.bfloat16, max_file_bytes=MAX_FILE_BYTES)
     files = list(tmp_path.glob("model-*-of-*.safetensors"))
     assert len(files) > 2
+    assert total == count_bytes(VALUES, torch.bfloat16)
     assert total == sum(tensor.nbytes for tensor in made.values()) <= sum(file.stat().st_size for file in files)
     config = load_model_config(tmp_path)
     weights = load_weights(
@@ -65,9 +66,12 @@ def bench(model: Path, folder: Path, json_path: Path, tp: str = "1") -> list[dic
     return loads
 
 
-def test_loading_is_timed_for_each_rank_and_the_checkpoint_removed(tmp_path: Path) -> None:
+def test_loading_is_timed_for_each_rank_and_the_checkpoint_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(VALUES))
     loads = bench(tmp_path, tmp_path / "new", tmp_path / "out.json", tp="1,2")
+    assert capsys.readouterr().out.startswith(f"writing 0.00 GB to {tmp_path / 'new'}\nwrote 0.00 GB in ")
     assert [(load["tp"], load["rank"]) for load in loads] == [(1, 0), (2, 0), (2, 1)]
     assert all(load["gb_per_s"] == pytest.approx(load["gb"] / load["seconds"]) for load in loads)
     assert not (tmp_path / "new").exists()
@@ -78,3 +82,32 @@ def test_a_folder_that_was_there_before_is_left_alone(tmp_path: Path) -> None:
     before = sorted(file.name for file in tmp_path.iterdir())
     bench(tmp_path, tmp_path, tmp_path.parent / "out.json")
     assert sorted(file.name for file in tmp_path.iterdir()) == before
+
+
+def test_a_device_that_cannot_be_opened_is_noticed_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(VALUES))
+    monkeypatch.setattr(bench_loading, "write_checkpoint", lambda *_, **__: pytest.fail("written"))
+    arguments = ["--model_dir", str(tmp_path), "--folder", str(tmp_path / "new"), "--device", "no_such_device"]
+    assert bench_loading.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("bench_loading.py: --device no_such_device: ")
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_checkpoint_that_could_not_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill_the_disk(folder: Path, *_: object, **__: object) -> int:
+        (folder / "half.safetensors").touch()
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "config.json").write_text(json.dumps(VALUES))
+    monkeypatch.setattr(bench_loading, "write_checkpoint", fill_the_disk)
+    arguments = ["--model_dir", str(tmp_path), "--folder", str(tmp_path / "new"), "--device", "cpu"]
+    assert bench_loading.main(arguments) == 2
+    assert capsys.readouterr().err == "bench_loading.py: [Errno 28] No space left on device\n"
+    assert not (tmp_path / "new").exists()

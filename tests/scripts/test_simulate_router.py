@@ -74,7 +74,7 @@ def test_two_runs_are_the_same_but_for_the_wall_clock(trace: Path, tmp_path: Pat
 def test_blocks_that_the_trace_names_are_found_in_the_cache(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     rows = [
-        {"timestamp": 1000 * number, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3 + number]}
+        {"timestamp": 1000 * number, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2**63 - 1, 3 + number]}
         for number in range(10)
     ]
     path.write_text("\n".join(json.dumps(row) for row in rows))

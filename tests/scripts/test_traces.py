@@ -57,11 +57,37 @@ def test_rows_without_prompt_or_answer_are_left_out(tmp_path: Path) -> None:
         ("word.csv", "prompt_len,output_len\n1,many\n"),
         ("short.csv", "prompt_len,output_len\n1\n"),
         ("broken.jsonl", '{"timestamp": 0}\n'),
+        ("field.csv", f'prompt_len,output_len\n"{"5" * 200_000}",5\n'),
     ],
 )
-def test_an_unreadable_trace_is_refused_by_name(tmp_path: Path, name: str, text: str) -> None:
-    with pytest.raises(ValueError, match=name):
+def test_an_unreadable_trace_is_refused_by_its_name_once(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=name) as error_info:
         read_trace(_write(tmp_path / name, text), None)
+    assert str(error_info.value).count(name) == 1
+
+
+_BLOCKS = '{{"timestamp": 0, "input_length": {}, "output_length": 4, "hash_ids": [0, {}]}}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "row"),
+    [
+        ("long.csv", f"prompt_len,output_len\n5,5\n5,{2**31}\n", 2),
+        ("word.csv", "prompt_len,output_len\n5,5\n5,5\n1,many\n", 3),
+        ("short.csv", "prompt_len,output_len\n1\n", 1),
+        ("long.jsonl", _BLOCKS.format(1000, 1) + _BLOCKS.format(10**15, 1), 2),
+        ("hash.jsonl", _BLOCKS.format(1000, 2**63), 1),
+        ("negative.jsonl", _BLOCKS.format(1000, -1), 1),
+    ],
+)
+def test_a_malformed_row_is_refused_by_its_number(tmp_path: Path, name: str, text: str, row: int) -> None:
+    with pytest.raises(ValueError, match=rf"{name}: row {row}: "):
+        read_trace(_write(tmp_path / name, text), None)
+
+
+def test_the_longest_lengths_and_largest_hashes_are_read(tmp_path: Path) -> None:
+    path = _write(tmp_path / "t.jsonl", _BLOCKS.format(2**31 - 1, 2**63 - 1))
+    assert read_trace(path, None) == [TraceRow(2**31 - 1, 4, 0.0, (0, 2**63 - 1))]
 
 
 def test_random_ids_keep_away_from_both_ends_of_the_vocabulary() -> None:
