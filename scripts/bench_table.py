@@ -25,7 +25,14 @@ from benchmark.traces import read_trace
 from engine_bench.engine_figures import EngineRuns, measure_engine
 from engine_bench.engine_host import EngineError
 from engine_bench.result_table import TABLE_HEAD, Measured, Target, table_row
-from engine_bench.server_figures import FIRST_START, LATER_START, FailedRequestsError, Load, measure_server
+from engine_bench.server_figures import (
+    FIRST_START,
+    LATER_START,
+    FailedRequestsError,
+    Load,
+    MissingFigureError,
+    measure_server,
+)
 from script_tools.flags import output_file, positive_int
 from script_tools.json_file import write_json
 from script_tools.running_server import BENCH_FLAGS, ServerDiedError
@@ -41,9 +48,11 @@ _FAILURES = (
     EngineError,
     ServerDiedError,
     FailedRequestsError,
+    MissingFigureError,
     ConfigError,
     InvariantError,
     subprocess.CalledProcessError,
+    OSError,
 )
 
 # Unit, floor and goal of each figure.
@@ -207,8 +216,15 @@ def _add(measured: Measured, targets: Mapping[str, Target], rows: list[dict[str,
 
 
 def _write(everything: dict[str, Any], json: Path | None) -> None:
-    if json is not None:
+    """Write all that there is so far; that it could not be written is forgotten once it can."""
+    if json is None:
+        return
+    everything["failed"].pop("--json", None)
+    try:
         write_json(json, everything)
+    except OSError as error:
+        print(f"bench_table.py: --json {json}: {error}", file=sys.stderr, flush=True)
+        everything["failed"]["--json"] = str(error)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,10 @@ class FailedRequestsError(Exception):
     """Some requests of a load failed: its figures are not those of the whole load."""
 
 
+class MissingFigureError(Exception):
+    """A report has no number where a figure should stand."""
+
+
 @dataclass(frozen=True)
 class Load:
     """One way to load the server.
@@ -49,6 +53,7 @@ def measure_server(
     Raises:
         ServerDiedError: A server did not become ready.
         FailedRequestsError: A request failed.
+        MissingFigureError: All loads were made, and some of their figures are not in the reports.
         subprocess.CalledProcessError: A load could not be made.
     """
     with tempfile.TemporaryDirectory() as cache:
@@ -62,12 +67,17 @@ def measure_server(
 
 def measure_loads(url: str, loads: Sequence[Load], repeats: int) -> Iterator[Measured]:
     """Load a server that is ready; see ``measure_server``."""
+    missing = []
     for index, load in enumerate(loads):
         # No two runs share a seed: prompts of one seed begin with the same ids, whatever their lengths, and the prefix
         # cache would know them.
         reports = [_send(url, load, seed=repeat * len(loads) + index) for repeat in range(repeats)]
-        figures = [Figure(what, [_look_up(report, path) for report in reports]) for what, path in load.figures.items()]
-        yield Measured(figures, reports)
+        values = {what: [_look_up(report, path) for report in reports] for what, path in load.figures.items()}
+        figures = [Figure(what, [v for v in found if v is not None]) for what, found in values.items()]
+        missing += [figure.what for figure in figures if len(figure.values) < repeats]
+        yield Measured([figure for figure in figures if figure.what not in missing], reports)
+    if missing:
+        raise MissingFigureError(f"not in the reports: {'; '.join(missing)}")
 
 
 def _send(url: str, load: Load, seed: int) -> dict[str, Any]:
@@ -78,8 +88,11 @@ def _send(url: str, load: Load, seed: int) -> dict[str, Any]:
     return report
 
 
-def _look_up(report: dict[str, Any], path: Sequence[str]) -> float:
+def _look_up(report: dict[str, Any], path: Sequence[str]) -> float | None:
+    """Find a figure; None where the report says ``null``, as of the time per token when every answer has one."""
     value = report["results"]
     for name in path:
+        if value is None:
+            return None
         value = value[name]
-    return float(value)
+    return None if value is None else float(value)

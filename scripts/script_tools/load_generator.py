@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+_COMPLETE = (0, 1)  # statuses of a run that was made; 1 where too many requests failed
 _SCRIPT = Path(__file__).resolve().parent.parent / "benchmark_sharegpt.py"
 
 
@@ -28,11 +29,11 @@ def send_load(url: str, flags: Sequence[str], report: Path) -> dict[str, Any]:
         What it wrote there.
 
     Raises:
-        subprocess.CalledProcessError: The run could not be made.
+        subprocess.CalledProcessError: The run could not be made, or was interrupted.
     """
     report.unlink(missing_ok=True)
     command = load_command(url, [*flags, "--json", str(report)])
     status = subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
-    if not report.exists():
+    if status not in _COMPLETE or not report.exists():
         raise subprocess.CalledProcessError(status, command)
     return msgspec.json.decode(report.read_bytes(), type=dict[str, Any])

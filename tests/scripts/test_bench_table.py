@@ -17,6 +17,7 @@ from engine_bench.server_figures import (
     LATER_START,
     FailedRequestsError,
     Load,
+    MissingFigureError,
     measure_loads,
     measure_server,
 )
@@ -118,6 +119,45 @@ def test_a_part_that_fails_leaves_its_rows_and_the_other_parts(
     assert [line.split(",")[0] for line in printed.out.splitlines()[-2:]] == ["| rate", "| time"]
     assert printed.err == "bench_table.py: server: a worker ended\n"
     assert msgspec.json.decode(path.read_bytes())["failed"] == {"server": "a worker ended"}
+
+
+def test_a_file_that_cannot_be_written_costs_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "all.json"
+    path.mkdir()
+    parts = {name: iter([Measured([Figure("rate", [70.0])], name)]) for name in ("server", "8b")}
+    assert bench_table.measure_table(parts, {"rate": RATE}, SURROUNDINGS, path) == 1
+    printed = capsys.readouterr()
+    assert [line.split(",")[0] for line in printed.out.splitlines()[-2:]] == ["| rate", "| rate"]
+    assert printed.err.count(f"bench_table.py: --json {path}: ") == 2
+
+
+def test_a_file_that_can_be_written_in_the_end_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "all.json"
+    path.mkdir()
+
+    def part() -> Iterator[Measured]:
+        yield Measured([Figure("rate", [70.0])], "first")
+        path.rmdir()
+        yield Measured([Figure("rate", [71.0])], "second")
+
+    assert bench_table.measure_table({"server": part()}, {"rate": RATE}, SURROUNDINGS, path) == 0
+    written = msgspec.json.decode(path.read_bytes())
+    assert (written["reports"], written["failed"]) == ({"server": ["first", "second"]}, {})
+
+
+def test_a_figure_that_is_not_in_a_report_costs_no_other() -> None:
+    one_token: Steps = [CHUNKED, token(1, finished=True), END]
+    server = FakeServer(lambda _: one_token)
+    few = ["--prompt_len", "5", "--output_len", "1", "--num_prompts", "2"]
+    loads = [
+        Load(few, {"per token": ["tpot_ms", "p50"], "first": ["ttft_ms", "p50"]}),
+        Load(few, {"rate": ["request_throughput"]}),
+    ]
+    with in_a_thread(server) as url:
+        measured = measure_loads(url, loads, 1)
+        assert [[figure.what for figure in next(measured).figures] for _ in loads] == [["first"], ["rate"]]
+        with pytest.raises(MissingFigureError, match="per token"):
+            next(measured)
 
 
 def test_before_the_table_stands_what_makes_it_reproducible(capsys: pytest.CaptureFixture[str]) -> None:
