@@ -203,7 +203,7 @@ class Launcher:
             cause = self._cause()
             for failure in self._failures.values():
                 if failure is not cause:
-                    logger.warning("%s %s", failure.process, failure.reason)
+                    logger.warning("%s %s", failure.process, failure.reason.partition("\n")[0])
             raise _ChildFailure(f"{cause.process} {cause.reason}")
 
     def _cause(self) -> _Failure:
