@@ -120,7 +120,7 @@ def _run(scenario: Scenario, options: argparse.Namespace, server_flags: Sequence
         job = _job(scenario, server.url, options.api)
         num_processes = options.client_processes or choose_num_processes(len(job.requests), None)
         with CpuTimes(server.pid) as cpu_times:
-            load = run_fleet(job, num_processes, lambda num_ended: None)
+            load = run_fleet(job, num_processes, lambda progress: None)
     result = _measure(scenario, load, cpu_times)
     print(_processes_text(result), flush=True)
     return result

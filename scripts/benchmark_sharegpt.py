@@ -1,10 +1,13 @@
 """Load a server with streamed requests over HTTP and measure what comes back.
 
 Works with lightserve and with any server of OpenAI's API. Prompts come from a file of ShareGPT conversations, from a
-length trace, or are random ids of one length. Exit status: 0; 1 when too many requests failed; 2 when the run could
-not be made.
+length trace, or are random ids of one length. Where stderr is no terminal, a line every 5 s says where the run stands.
+Ctrl-C and SIGTERM end it with a report of the requests that have ended.
+
+Exit status: 0; 1 when too many requests failed; 2 when the run could not be made; 130 or 143 when it was interrupted.
 """
 
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,11 +19,15 @@ from benchmark.api import API_FAMILIES
 from benchmark.endpoint import Endpoint, ServerError, ServerQueries
 from benchmark.fleet import ClientDiedError, FleetResult, choose_num_processes, run_fleet, schedule_requests
 from benchmark.messages import Job
-from benchmark.metrics import Summary, summarize
+from benchmark.metrics import summarize
 from benchmark.options import Options, parse_options
+from benchmark.progress import ProgressLines
 from benchmark.report import Report
 from benchmark.workload import Workload, WorkloadError, make_workload, write_bodies
 from script_tools.json_file import write_json
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_INTERRUPTED = 128  # plus the signal's number
 
 
 def main(arguments: list[str]) -> int:
@@ -31,6 +38,9 @@ def main(arguments: list[str]) -> int:
     except (WorkloadError, ServerError, ClientDiedError, OSError, ValueError) as error:
         print(f"benchmark_sharegpt: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("benchmark_sharegpt: interrupted", file=sys.stderr)
+        return _INTERRUPTED + signal.SIGINT
 
 
 def _run(options: Options, arguments: list[str]) -> int:
@@ -39,13 +49,19 @@ def _run(options: Options, arguments: list[str]) -> int:
         workload = make_workload(options, queries, model)
         server = _server_info(queries)
     result = _send(options, workload, model)
+    interruption = _interruption(result, workload)
+    if not result.outcomes:
+        print(f"benchmark_sharegpt: nothing to report: {interruption}", file=sys.stderr)
+        return _exit_status(result, 0.0, options)
     summary = summarize(result.outcomes, workload.prompts, options.limits)
-    report = Report(_title(options, workload), summary, result.cpu_fracs, dict(workload.skipped), workload.warnings)
+    report = Report(
+        _title(options, workload), summary, result.cpu_fracs, dict(workload.skipped), workload.warnings, interruption
+    )
     print(report.table())
     if options.json is not None:
         command = ["benchmark_sharegpt.py", *arguments]
         write_json(options.json, report.everything(command, asdict(options), server))
-    return _exit_status(summary, options)
+    return _exit_status(result, summary.num_failed / summary.num_requests, options)
 
 
 def _model_name(options: Options, queries: ServerQueries) -> str:
@@ -75,8 +91,12 @@ def _send(options: Options, workload: Workload, model: str) -> FleetResult:
     num_processes = options.client_processes or choose_num_processes(len(bodies), options.max_concurrency)
     if workload.warmups:
         warmups = write_bodies(workload.warmups, options, model)
-        run_fleet(_job(options, warmups, [0.0] * len(warmups)), 1, _show_progress)
-    return run_fleet(_job(options, bodies, workload.offsets_s), num_processes, _show_progress)
+        warming = ProgressLines(sys.stderr, "warming up")
+        result = run_fleet(_job(options, warmups, [0.0] * len(warmups)), 1, warming.show, _STOP_SIGNALS)
+        if result.stopped_by is not None:
+            return FleetResult([], [], result.stopped_by)
+    progress = ProgressLines(sys.stderr, f"{len(bodies)} requests")
+    return run_fleet(_job(options, bodies, workload.offsets_s), num_processes, progress.show, _STOP_SIGNALS)
 
 
 def _job(options: Options, bodies: list[bytes], offsets_s: list[float]) -> Job:
@@ -90,18 +110,21 @@ def _job(options: Options, bodies: list[bytes], offsets_s: list[float]) -> Job:
     )
 
 
-def _show_progress(num_ended: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{num_ended} requests ended", end="\r", file=sys.stderr, flush=True)
-
-
 def _title(options: Options, workload: Workload) -> str:
     source = options.dataset.name if options.dataset is not None else "random ids"
     return f"{len(workload.prompts)} requests of {source} to {options.base_url} ({options.api})"
 
 
-def _exit_status(summary: Summary, options: Options) -> int:
-    return int(summary.num_failed > options.max_failed_frac * summary.num_requests)
+def _interruption(result: FleetResult, workload: Workload) -> str | None:
+    if result.stopped_by is None:
+        return None
+    return f"{result.stopped_by.name} came when {len(result.outcomes)} of {len(workload.prompts)} requests had ended"
+
+
+def _exit_status(result: FleetResult, failed_frac: float, options: Options) -> int:
+    if result.stopped_by is not None:
+        return _INTERRUPTED + result.stopped_by
+    return int(failed_frac > options.max_failed_frac)
 
 
 if __name__ == "__main__":

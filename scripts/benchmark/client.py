@@ -2,12 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from benchmark.api import API_FAMILIES
 from benchmark.connection import Connection, ConnectionPool
 from benchmark.endpoint import Endpoint
-from benchmark.messages import Job, Outcome, TimedRequest
+from benchmark.messages import Job, Outcome, Progress, TimedRequest
 from benchmark.stream import Stream
 
 
@@ -16,21 +15,33 @@ class Client:
 
     Args:
         job: What to send, and where to.
-        on_ended: Called after each request.
+
+    Attributes:
+        outcomes: Of the requests that have ended so far.
     """
 
-    def __init__(self, job: Job, on_ended: Callable[[], None]) -> None:
+    def __init__(self, job: Job) -> None:
         endpoint = Endpoint.parse(job.base_url)
         self._job = job
-        self._on_ended = on_ended
         self._family = API_FAMILIES[job.api]
         self._pool = ConnectionPool(endpoint)
         self._head = _request_head(endpoint, self._family.path, job.api_key)
         self._room = asyncio.Semaphore(job.max_concurrency or max(1, len(job.requests)))
-        self._outcomes: list[Outcome] = []
+        self._num_sent = 0
+        self._num_failed = 0
+        self.outcomes: list[Outcome] = []
 
-    async def run(self, start_s: float) -> list[Outcome]:
-        """Send every request at its offset from ``start_s`` (``time.monotonic``), or as soon after as there is room."""
+    @property
+    def progress(self) -> Progress:
+        """Where it stands."""
+        num_ended = len(self.outcomes)
+        return Progress(num_ended - self._num_failed, self._num_failed, self._num_sent - num_ended)
+
+    async def run(self, start_s: float) -> None:
+        """Send every request at its offset from ``start_s`` (``time.monotonic``), or as soon after as there is room.
+
+        When it is cancelled, ``outcomes`` are those of the requests that had ended.
+        """
         async with asyncio.TaskGroup() as answers:
             for request in self._job.requests:
                 wait_s = start_s + request.offset_s - time.monotonic()
@@ -38,8 +49,8 @@ class Client:
                     await asyncio.sleep(wait_s)
                 await self._room.acquire()
                 answers.create_task(self._follow(request))
+                self._num_sent += 1
         self._pool.close()
-        return self._outcomes
 
     async def _follow(self, request: TimedRequest) -> None:
         stream = Stream(self._family, request.index)
@@ -55,9 +66,10 @@ class Client:
                 connection.abort()
         except OSError as error:
             stream.fail("connect", str(error))
-        self._outcomes.append(stream.outcome())
+        outcome = stream.outcome()
+        self._num_failed += outcome.failure is not None
+        self.outcomes.append(outcome)
         self._room.release()
-        self._on_ended()
 
 
 def _request_head(endpoint: Endpoint, path: str, api_key: str | None) -> bytes:

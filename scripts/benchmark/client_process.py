@@ -4,15 +4,15 @@ import asyncio
 import gc
 import os
 import resource
-import signal
 import sys
 import time
+from contextlib import suppress
 
 import msgspec
 import uvloop
 
 from benchmark.client import Client
-from benchmark.messages import Finished, Job, Progress, Ready, Start, frame, read_frame
+from benchmark.messages import Finished, Job, Ready, Start, Stop, frame, read_frame
 
 _PROGRESS_INTERVAL_S = 1.0
 
@@ -20,13 +20,7 @@ _PROGRESS_INTERVAL_S = 1.0
 async def _serve_command() -> None:
     reader = await _open_stdin()
     job = msgspec.msgpack.decode(await read_frame(reader), type=Job)
-    num_ended = 0
-
-    def count() -> None:
-        nonlocal num_ended
-        num_ended += 1
-
-    client = Client(job, count)
+    client = Client(job)
     gc.collect()
     gc.freeze()
     _write(Ready())
@@ -35,20 +29,28 @@ async def _serve_command() -> None:
     async def tell_progress() -> None:
         while True:
             await asyncio.sleep(_PROGRESS_INTERVAL_S)
-            _write(Progress(num_ended))
+            _write(client.progress)
 
     telling = asyncio.create_task(tell_progress())
-    orphaned = asyncio.create_task(_exit_with_command(reader))
     cpu_before_s = time.process_time()
-    outcomes = await client.run(start.at_s)
+    running = asyncio.create_task(client.run(start.at_s))
+    listening = asyncio.create_task(_obey(reader, running))
+    with suppress(asyncio.CancelledError):
+        await running
     cpu_s = time.process_time() - cpu_before_s
     telling.cancel()
-    orphaned.cancel()
-    _write(Finished(outcomes, cpu_s))
+    listening.cancel()
+    _write(Finished(client.outcomes, cpu_s))
 
 
-async def _exit_with_command(reader: asyncio.StreamReader) -> None:
-    await reader.read()
+async def _obey(reader: asyncio.StreamReader, running: "asyncio.Task[None]") -> None:
+    """End the load when the command says so, and the process when the command has gone."""
+    try:
+        msgspec.msgpack.decode(await read_frame(reader), type=Stop)
+        running.cancel()
+        await reader.read()
+    except asyncio.IncompleteReadError:
+        pass
     os._exit(1)  # the command has gone: nobody wants the rest of the load
 
 
@@ -69,6 +71,5 @@ def _allow_many_sockets() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's
     _allow_many_sockets()
     uvloop.run(_serve_command())

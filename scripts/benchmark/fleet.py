@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,7 @@ from benchmark.messages import (
     Progress,
     Ready,
     Start,
+    Stop,
     TimedRequest,
     frame,
     read_frame,
@@ -39,12 +42,14 @@ class FleetResult:
     """What all client processes brought home.
 
     Attributes:
-        outcomes: Of every request, in workload order.
+        outcomes: Of every request that has ended, in workload order.
         cpu_fracs: Share of a core that each process used until its last request ended.
+        stopped_by: The signal that ended the run, most likely before all requests had; None: there was none.
     """
 
     outcomes: list[Outcome]
     cpu_fracs: list[float]
+    stopped_by: signal.Signals | None
 
 
 def choose_num_processes(num_requests: int, max_concurrency: int | None) -> int:
@@ -66,32 +71,68 @@ def split_job(job: Job, num_processes: int) -> list[Job]:
     ]
 
 
-def run_fleet(job: Job, num_processes: int, on_progress: Callable[[int], None]) -> FleetResult:
+def run_fleet(
+    job: Job,
+    num_processes: int,
+    on_progress: Callable[[Progress], None],
+    stop_signals: Sequence[signal.Signals] = (),
+) -> FleetResult:
     """Run a job in so many processes.
 
     Args:
-        on_progress: Called with the number of requests that have ended, about once a second per process.
+        on_progress: Called with the sums over all processes, about once a second per process.
+        stop_signals: Those that end the run with what there is by then; a second one does what it always does.
 
     Raises:
         ClientDiedError: A client process failed.
     """
-    return asyncio.run(_run(split_job(job, num_processes), on_progress))
+    return asyncio.run(_run(split_job(job, num_processes), on_progress, stop_signals))
 
 
-async def _run(jobs: list[Job], on_progress: Callable[[int], None]) -> FleetResult:
+async def _run(
+    jobs: list[Job], on_progress: Callable[[Progress], None], stop_signals: Sequence[signal.Signals]
+) -> FleetResult:
+    stopping = _first_of(stop_signals)
     clients = [_ClientProcess(await _spawn()) for _ in jobs]
     try:
         await asyncio.gather(*(client.prepare(job) for client, job in zip(clients, jobs, strict=True)))
         start_s = time.monotonic() + _START_DELAY_S
         for client in clients:
             client.send(Start(start_s))
+        # A signal that came before now stops the clients as soon as they have started.
+        stopping.add_done_callback(partial(_stop, clients))
         finished = await asyncio.gather(
-            *(client.follow(lambda: on_progress(sum(c.num_ended for c in clients))) for client in clients)
+            *(client.follow(lambda: on_progress(_sum(c.progress for c in clients))) for client in clients)
         )
     finally:
         await asyncio.gather(*(client.close() for client in clients))
     outcomes = sorted((o for part in finished for o in part.outcomes), key=lambda outcome: outcome.index)
-    return FleetResult(outcomes, [_cpu_frac(part, start_s) for part in finished])
+    stopped_by = stopping.result() if stopping.done() else None
+    return FleetResult(outcomes, [_cpu_frac(part, start_s) for part in finished], stopped_by)
+
+
+def _first_of(signals: Sequence[signal.Signals]) -> "asyncio.Future[signal.Signals]":
+    """Wait for the first of some signals; from then on all of them do what they do by default."""
+    loop = asyncio.get_running_loop()
+    first: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def take(signum: signal.Signals) -> None:
+        for other in signals:
+            loop.remove_signal_handler(other)
+        first.set_result(signum)
+
+    for signum in signals:
+        loop.add_signal_handler(signum, take, signum)
+    return first
+
+
+def _stop(clients: "Sequence[_ClientProcess]", _: "asyncio.Future[signal.Signals]") -> None:
+    for client in clients:
+        client.send(Stop())
+
+
+def _sum(parts: Iterable[Progress]) -> Progress:
+    return Progress(*map(sum, zip(*map(msgspec.structs.astuple, parts), strict=True)))
 
 
 async def _spawn() -> Process:
@@ -102,6 +143,7 @@ async def _spawn() -> Process:
         stdout=PIPE,
         env=os.environ | {"PYTHONPATH": path},
         limit=_READ_LIMIT_BYTES,
+        start_new_session=True,  # a terminal's Ctrl-C is the command's; they end when their stdin does
     )
 
 
@@ -112,9 +154,9 @@ class _ClientProcess:
         self._process = process
         self._stdin = process.stdin
         self._stdout = process.stdout
-        self.num_ended = 0
+        self.progress = Progress(0, 0, 0)
 
-    def send(self, message: Job | Start) -> None:
+    def send(self, message: Job | Start | Stop) -> None:
         self._stdin.write(frame(message))
 
     async def prepare(self, job: Job) -> None:
@@ -129,8 +171,8 @@ class _ClientProcess:
             match await self._receive():
                 case Finished() as finished:
                     return finished
-                case Progress(num_ended):
-                    self.num_ended = num_ended
+                case Progress() as progress:
+                    self.progress = progress
                     on_progress()
                 case Ready():
                     raise ClientDiedError("a client process was ready twice")

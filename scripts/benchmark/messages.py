@@ -49,6 +49,10 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
     at_s: float
 
 
+class Stop(msgspec.Struct, frozen=True, array_like=True):
+    """Command -> client process: report what has ended, and drop the rest."""
+
+
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """What became of one request. Times are seconds on ``time.monotonic``.
 
@@ -84,15 +88,24 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Client process -> command: so many of its requests have ended."""
+    """Client process -> command: where it stands.
 
-    num_ended: int
+    Attributes:
+        num_done: Requests that ended as they should.
+        num_failed: Requests that failed.
+        num_open: Requests that were sent and have not ended.
+    """
+
+    num_done: int
+    num_failed: int
+    num_open: int
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Client process -> command: all its requests have ended.
+    """Client process -> command: all its requests have ended, or it was told to stop.
 
     Attributes:
+        outcomes: Of the requests that have ended.
         cpu_s: Processor time the process used between start and end.
     """
 

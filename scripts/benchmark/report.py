@@ -20,6 +20,7 @@ class Report:
         title: One line: what was sent where.
         cpu_fracs: Share of a core that each client process used.
         warnings: What the user should know before trusting the figures.
+        interruption: Why the figures are not those of the whole load; None: they are.
     """
 
     title: str
@@ -27,6 +28,7 @@ class Report:
     cpu_fracs: list[float]
     skipped: dict[str, int]
     warnings: list[str]
+    interruption: str | None = None
 
     def table(self) -> str:
         """Write the table."""
@@ -45,7 +47,8 @@ class Report:
             rows.append(("goodput", f"{summary.goodput:.2f} req/s"))
         cpu = ", ".join(f"{frac:.0%}" for frac in self.cpu_fracs)
         rows.append(("client processes", f"{len(self.cpu_fracs)}, using {cpu} of a core"))
-        lines = [self.title, *(f"{name:<20}{value}" for name, value in rows), "", *_latency_lines(summary)]
+        title = self.title if self.interruption is None else f"{self.title}\nINCOMPLETE: {self.interruption}"
+        lines = [title, *(f"{name:<20}{value}" for name, value in rows), "", *_latency_lines(summary)]
         lines += [f"  first {kind}: {detail}" for kind, detail in summary.failure_details.items()]
         return "\n".join(lines + [f"warning: {warning}" for warning in self._all_warnings()])
 
@@ -64,6 +67,7 @@ class Report:
             "results": asdict(self.summary),
             "client_cpu_fracs": self.cpu_fracs,
             "skipped": self.skipped,
+            "interruption": self.interruption,
             "warnings": self._all_warnings(),
         }
 

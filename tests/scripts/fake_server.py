@@ -29,16 +29,26 @@ class FakeServer:
         self.num_connections = 0
         self.num_open = 0
         self.max_open = 0
+        self._serving: set[asyncio.Task[Any] | None] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
+        self._serving.add(asyncio.current_task())
         try:
             while await self._serve_one(reader, writer):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client has closed
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the client has closed, or the test is over
         finally:
+            self._serving.remove(asyncio.current_task())
             writer.close()
+
+    async def close(self) -> None:
+        """Leave the answers that pause."""
+        serving = [task for task in self._serving if task]
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving)
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -114,6 +124,7 @@ async def listening(server: FakeServer) -> AsyncIterator[str]:
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     listener.close()
+    await server.close()
     await listener.wait_closed()
 
 

@@ -1,7 +1,11 @@
 """The whole command, and its client, against a server that answers whatever a test wants."""
 
 import asyncio
+import io
 import json
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +15,10 @@ import msgspec
 import pytest
 from benchmark.client import Client
 from benchmark.fleet import ClientDiedError, choose_num_processes, run_fleet, split_job
-from benchmark.messages import Job, Outcome, TimedRequest
+from benchmark.messages import Job, Outcome, Progress, TimedRequest
 from benchmark.metrics import LatencyLimits, Summary, summarize
 from benchmark.options import parse_options
+from benchmark.progress import ProgressLines
 from benchmark.prompt import Prompt
 from benchmark.report import Report
 from benchmark.workload import WorkloadError, arrival_offsets
@@ -34,6 +39,7 @@ from tests.scripts.fake_server import (
     text_event,
     usage_event,
 )
+from tests.server import wait_until
 
 _FAKE_CONVERSATIONS = Path(__file__).parents[1] / "data" / "sharegpt_fake.json"
 
@@ -45,7 +51,9 @@ def _load(server: FakeServer, count: int = 1, api: str = "openai-completions", *
         async with listening(server) as url:
             requests = [TimedRequest(i, 0.0, b"{}") for i in range(count)]
             job = Job(url, api, None, None, None, requests)
-            return await Client(msgspec.structs.replace(job, **facts), lambda: None).run(time.monotonic())
+            client = Client(msgspec.structs.replace(job, **facts))
+            await client.run(time.monotonic())
+            return client.outcomes
 
     return sorted(asyncio.run(run()), key=lambda outcome: outcome.index)
 
@@ -385,3 +393,105 @@ def test_wrong_flags_end_with_a_message(flags: list[str], capsys: pytest.Capture
         parse_options(flags)
     assert exit_info.value.code == 2
     assert "error:" in capsys.readouterr().err
+
+
+def _stop_at(server: FakeServer, num_asked: int, signum: signal.Signals) -> threading.Thread:
+    """Send this process a signal when the server has been asked so many times, and a little later."""
+
+    def wait_and_stop() -> None:
+        wait_until(lambda: len(server.bodies) >= num_asked, f"{num_asked} requests")
+        time.sleep(0.3)
+        os.kill(os.getpid(), signum)
+
+    thread = threading.Thread(target=wait_and_stop)
+    thread.start()
+    return thread
+
+
+_SLOW: Steps = [CHUNKED, chunk(text_event("a")), 60.0]
+_FIVE = ("--api", "openai-completions", "--prompt_len", "5", "--output_len", "2", "--num_prompts", "5")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_reports_what_is_complete(
+    signum: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = FakeServer(lambda number: completion(2, usage=2) if number < 3 else _SLOW)
+    stopper = _stop_at(server, 5, signum)
+    status, result = _run(server, *_FIVE, "--client_processes", "2", tmp_path=tmp_path)
+    stopper.join()
+    assert status == 128 + signum
+    assert (result["results"]["num_requests"], result["results"]["num_done"]) == (3, 3)
+    assert result["interruption"] == f"{signum.name} came when 3 of 5 requests had ended"
+    assert f"INCOMPLETE: {result['interruption']}" in capsys.readouterr().out
+
+
+def test_a_run_that_is_interrupted_while_it_warms_up_reports_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = FakeServer(lambda _: _SLOW)
+    stopper = _stop_at(server, 1, signal.SIGTERM)
+    status, result = _run(server, *_FIVE, "--num_warmups", "1", tmp_path=tmp_path)
+    stopper.join()
+    assert (status, result, len(server.bodies)) == (143, {}, 1)
+    assert "nothing to report: SIGTERM came when 0 of 5 requests had ended" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_load_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark_sharegpt, "make_workload", interrupt)
+    status, _ = _run(FakeServer(lambda _: []), *_FIVE, tmp_path=tmp_path)
+    assert (status, capsys.readouterr().err) == (130, "benchmark_sharegpt: interrupted\n")
+
+
+def test_a_whole_run_is_not_said_to_be_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, result = _run(FakeServer(lambda _: completion(2, usage=2)), *_FIVE, tmp_path=tmp_path)
+    assert result["interruption"] is None
+    assert "INCOMPLETE" not in capsys.readouterr().out
+
+
+def test_a_client_tells_what_is_done_failed_and_open() -> None:
+    server = FakeServer(lambda number: [completion(1, usage=1), _BAD_ANSWERS["http_503"], _SLOW][min(number, 2)])
+
+    async def run() -> Progress:
+        async with listening(server) as url:
+            job = Job(url, "openai-completions", None, None, None, [TimedRequest(i, 0.0, b"{}") for i in range(4)])
+            client = Client(job)
+            running = asyncio.create_task(client.run(time.monotonic()))
+            while len(client.outcomes) < 2:
+                await asyncio.sleep(0.01)
+            progress = client.progress
+            running.cancel()
+            await asyncio.wait([running])
+            return progress
+
+    assert asyncio.run(run()) == Progress(num_done=1, num_failed=1, num_open=2)
+
+
+def test_without_a_terminal_a_line_every_5_s_says_where_a_run_stands() -> None:
+    now_s, stream = 100.0, io.StringIO()
+    lines = ProgressLines(stream, "9 requests", lambda: now_s)
+    for num_done in range(12):
+        now_s += 1.0
+        lines.show(Progress(num_done, 1, 3))
+    assert stream.getvalue() == "9 requests: 4 done, 1 failed, 3 open\n9 requests: 9 done, 1 failed, 3 open\n"
+
+
+def test_on_a_terminal_one_line_is_always_new() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    lines = ProgressLines(stream, "9 requests", lambda: 0.0)
+    lines.show(Progress(1, 0, 3))
+    lines.show(Progress(2, 0, 3))
+    assert "\n" not in stream.getvalue()
+    assert [text.strip() for text in stream.getvalue().split("\r") if text] == [
+        "9 requests: 1 done, 0 failed, 3 open",
+        "9 requests: 2 done, 0 failed, 3 open",
+    ]
