@@ -101,7 +101,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tpot_limit_ms", type=positive_float, default=50.0, help="for goodput")
     parser.add_argument("--seed", type=non_negative_int, default=0)
     parser.add_argument("--json", type=output_file, help="write everything here")
-    parser.add_argument("--plot", type=output_picture, help="a picture; needs matplotlib")
+    parser.add_argument("--plot", type=output_picture, help="a picture; needs matplotlib (pip install matplotlib)")
     args = parser.parse_args(arguments)
     try:
         ServerConfig(max_overflow_prob=args.max_overflow_prob)  # which knows its bounds

@@ -63,9 +63,13 @@ def test_a_check_that_breaks_has_failed_and_says_where(capsys: pytest.CaptureFix
     assert "ZeroDivisionError: in a check" in capsys.readouterr().err
 
 
-def test_without_a_gpu_no_check_passes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_no_check_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert main(["--gguf", "none.gguf"]) == 2
+    gguf = tmp_path / "any.gguf"
+    gguf.touch()
+    assert main(["--gguf", str(gguf)]) == 2
     assert capsys.readouterr().out.count("needs 1 GPU; there are 0") == 8
 
 
