@@ -45,6 +45,14 @@ _MODELS = Path(__file__).parent / "router_simulation" / "step_models"
 
 def main(arguments: Sequence[str]) -> int:
     args = _parse(arguments)
+    try:
+        return _simulate(args, arguments)
+    except MemoryError as error:
+        print(f"simulate_router.py: too little memory for so large a pool, batch or trace: {error}", file=sys.stderr)
+        return 2
+
+
+def _simulate(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     rng = np.random.default_rng(args.seed)
     rows = _choose_rows(args.rows, args.num_requests, rng)
     clock = VirtualClock()

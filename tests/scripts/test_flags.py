@@ -152,6 +152,19 @@ def test_a_simulation_in_which_every_request_fails_says_why(folder: Path, capsys
     assert "can never fit max_total_token_num (8)" in capsys.readouterr().err
 
 
+def test_a_simulation_too_large_for_the_memory_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def allocate(*_: object) -> None:
+        raise MemoryError("unable to allocate 16 GiB")
+
+    monkeypatch.setattr(simulate_router, "Simulation", allocate)
+    assert simulate_router.main(["--trace", "good.csv", "--max_total_token_num", "2147483647"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "simulate_router.py: too little memory for so large a pool, batch or trace: unable to allocate 16 GiB"
+    ]
+
+
 @pytest.mark.parametrize(
     ("read", "text", "value"),
     [
