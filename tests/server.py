@@ -147,8 +147,15 @@ def await_all_gone(pids: Mapping[str, int]) -> None:
     wait_until(lambda: not any(is_alive(pid) for pid in pids.values()), f"end of {pids}", timeout_s=10)
 
 
-def is_port_free(port: int) -> bool:
-    """Tell whether a server could listen on a port now."""
+def await_port_free(port: int) -> None:
+    """Wait until a server can listen on a port.
+
+    The last thread of a killed process, or a connection of another test that got the number, may hold it for a moment.
+    """
+    wait_until(lambda: _is_port_free(port), f"port {port} to be free", timeout_s=10)
+
+
+def _is_port_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

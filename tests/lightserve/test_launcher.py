@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server import Server, await_all_gone, is_port_free, running, wait_until
+from tests.server import Server, await_all_gone, await_port_free, running, wait_until
 from tests.tiny_model import make_model_folder
 
 SERVE_STUBS = str(Path(__file__).with_name("serve_stubs.py"))
@@ -145,7 +145,7 @@ def test_a_child_that_dies_later_takes_the_server_down(model_dir: Path, name: st
         assert f"error: {name} was killed (SIGKILL)" in server.output
         assert name == "http_server-0" or f"DownMsg(reason='its {name} process ended')" in server.output
         assert_nothing_left(server, children)
-        assert is_port_free(server.port)
+        await_port_free(server.port)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -160,7 +160,7 @@ def test_a_stop_signal_drains_and_leaves_nothing(model_dir: Path, signum: signal
         assert "stopping at once" not in server.output
         assert "error" not in server.output
         assert_nothing_left(server, children)
-        assert is_port_free(server.port)
+        await_port_free(server.port)
 
 
 def test_a_second_stop_signal_lets_http_servers_end_what_is_open_and_is_logged(model_dir: Path) -> None:

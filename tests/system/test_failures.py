@@ -9,7 +9,7 @@ import pytest
 
 from tests.client import OpenStreams, Outcome, generation, health, open_client, stream
 from tests.fakes import FakeWorkerScript
-from tests.server import Server, await_all_gone, is_port_free, wait_until
+from tests.server import Server, await_all_gone, await_port_free, wait_until
 from tests.system.fake_server import CHILDREN, fake_server
 
 SLOW = FakeWorkerScript(step_s=0.02)
@@ -54,7 +54,7 @@ def assert_down_because(server: Server, name: str, children: dict[str, int]) -> 
     assert server.output.count("lightserve: error: ") == 1
     await_all_gone(children)
     assert server.run_dirs == []
-    assert is_port_free(server.port)
+    await_port_free(server.port)
 
 
 def test_a_worker_that_dies_in_a_step_is_blamed_for_it(model_dir: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.client import OpenStreams, Outcome, generation, health, open_client, stream, stream_all
 from tests.fakes import FakeWorkerScript
-from tests.server import Server, await_all_gone, cpu_seconds, is_port_free, running, short_dir, wait_until
+from tests.server import Server, await_all_gone, await_port_free, cpu_seconds, running, short_dir, wait_until
 from tests.system.fake_server import CHILDREN, fake_server
 from tests.tiny_model import make_model_folder
 
@@ -111,7 +111,7 @@ def test_the_children_of_a_killed_launcher_die_and_the_port_is_free(model_dir: P
 
         server.await_exit()
         await_all_gone(children)
-        assert is_port_free(port)
+        await_port_free(port)
 
 
 def test_a_stop_signal_while_the_default_model_is_fetched_stops_at_once(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_the_children_of_a_launcher_killed_in_the_middle_of_work_die(model_dir: 
 
         server.await_exit()
         await_all_gone(children)
-        assert is_port_free(server.port)
+        await_port_free(server.port)
 
 
 def test_four_servers_started_together_answer_only_their_own_requests(model_dir: Path, shared_dir: Path) -> None:
