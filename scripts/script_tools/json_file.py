@@ -14,4 +14,4 @@ def write_json(path: Path, value: Any) -> None:
 def _as_plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    raise NotImplementedError(f"JSON cannot hold a {type(value).__name__}")
+    raise TypeError(f"JSON cannot hold a {type(value).__name__}")

@@ -163,30 +163,22 @@ def test_a_stop_signal_drains_and_leaves_nothing(model_dir: Path, signum: signal
         await_port_free(server.port)
 
 
-def test_a_second_stop_signal_lets_http_servers_end_what_is_open_and_is_logged(model_dir: Path) -> None:
-    with stubs(model_dir, "--drain_timeout_s", "1000", LIGHTSERVE_STUB_DRAINS="at_once") as server:
+@pytest.mark.parametrize(
+    ("limit_s", "reason"), [("1000", "another signal"), ("0.5", "the limit has passed")], ids=["signal", "limit"]
+)
+def test_draining_that_is_cut_short_lets_http_servers_end_what_is_open_and_is_logged(
+    model_dir: Path, limit_s: str, reason: str
+) -> None:
+    with stubs(model_dir, "--drain_timeout_s", limit_s, LIGHTSERVE_STUB_DRAINS="at_once") as server:
         children = server.await_ready().await_children(*CHILDREN)
         server.signal(signal.SIGTERM)
-        wait_until(lambda: "DrainMsg(limit_s=1000.0)" in server.output, "draining")
-        assert server.process.poll() is None
-
-        server.signal(signal.SIGINT)
-
-        assert server.await_exit() == 0
-        assert "launcher: stopping at once: another signal\n" in server.output
-        assert "http_server-0 DrainMsg(limit_s=0.0)" in server.output
-        assert "error" not in server.output
-        assert_nothing_left(server, children)
-
-
-def test_the_end_of_the_limit_lets_http_servers_end_what_is_open_and_is_logged(model_dir: Path) -> None:
-    with stubs(model_dir, "--drain_timeout_s", "0.5", LIGHTSERVE_STUB_DRAINS="at_once") as server:
-        children = server.await_ready().await_children(*CHILDREN)
-
-        server.signal(signal.SIGTERM)
+        if reason == "another signal":
+            wait_until(lambda: "DrainMsg(limit_s=1000.0)" in server.output, "draining")
+            assert server.process.poll() is None
+            server.signal(signal.SIGINT)
 
         assert server.await_exit() == 0
-        assert "launcher: stopping at once: the limit has passed\n" in server.output
+        assert f"launcher: stopping at once: {reason}\n" in server.output
         assert "http_server-0 DrainMsg(limit_s=0.0)" in server.output
         assert "error" not in server.output
         assert_nothing_left(server, children)
