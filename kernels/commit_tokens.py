@@ -1,8 +1,8 @@
-"""Keep what a step sampled: each row's id for the next step and for penalties, and one packed result for the host.
+"""Keep what a step sampled: each row's id for the next step and for penalties, and a packed result for the host.
 
 next_token[req_rows[i]] = token_ids[i]
 token_counts[req_rows[i], token_ids[i]] += 1, where token_ids[i] >= 0
-out = token_ids, then the bits of logprobs
+out[place] = token_ids, then the bits of logprobs
 """
 
 import torch
@@ -19,14 +19,15 @@ def commit_tokens_reference(
     req_rows: torch.Tensor,
     next_token: torch.Tensor,
     *,
+    place: torch.Tensor,
     out: torch.Tensor,
     token_counts: torch.Tensor | None = None,
 ) -> None:
     """Do what ``commit_tokens`` does, in plain torch."""
     rows = req_rows.long()
     next_token[rows] = token_ids
-    out[0] = token_ids
-    out[1] = logprobs.view(torch.int32)
+    results = torch.cat([token_ids, logprobs.view(torch.int32)])
+    out[int(place), : len(results)] = results
     if token_counts is not None:
         ones = (token_ids >= 0).to(torch.int32)
         token_counts.index_put_((rows, token_ids.clamp_min(0).long()), ones, accumulate=True)
@@ -38,17 +39,20 @@ def commit_tokens(
     req_rows: torch.Tensor,
     next_token: torch.Tensor,
     *,
+    place: torch.Tensor,
     out: torch.Tensor,
     token_counts: torch.Tensor | None = None,
 ) -> None:
     """Write sampled ids to where the next step, the penalties and the host look for them.
 
     Args:
-        token_ids: [n] int32, -1 for a failed row; contiguous, as are all but ``token_counts``.
+        token_ids: [n] int32, -1 for a failed row; contiguous, as are all but ``out`` and ``token_counts``.
         logprobs: [n] float32.
         req_rows: [n] int32, distinct except for padding rows.
         next_token: [num_rows] int32, changed.
-        out: [2, n] int32, written.
+        place: [1] int32, a row of ``out``.
+        out: [num_places, width] int32, rows contiguous, at least 2 · n wide; may be page-locked host memory. The front
+            of one row is written.
         token_counts: [num_rows, vocab_size] int32, rows contiguous, changed; when not given, nothing is counted.
 
     Raises:
@@ -57,7 +61,8 @@ def commit_tokens(
     n = len(token_ids)
     check_contiguous((n,), token_ids=token_ids, logprobs=logprobs, req_rows=req_rows)
     check_contiguous((len(next_token),), next_token=next_token)
-    check_contiguous((2, n), out=out)
+    check_contiguous((1,), place=place)
+    check_rows(len(out), 2 * n, out=out)
     if token_counts is not None:
         check_rows(len(token_counts), 1, token_counts=token_counts)
     if n:
@@ -67,7 +72,9 @@ def commit_tokens(
             req_rows,
             next_token,
             next_token if token_counts is None else token_counts,
+            place,
             out,
+            out.stride(0),
             0 if token_counts is None else token_counts.stride(0),
             n,
             COUNT=token_counts is not None,
@@ -87,7 +94,9 @@ def _commit_tokens_kernel(
     req_rows,
     next_token,
     token_counts,
+    place,
     out,
+    place_stride,
     counts_stride,
     n,
     COUNT: tl.constexpr,
@@ -101,7 +110,8 @@ def _commit_tokens_kernel(
     logprob = tl.load(logprobs + index, mask=inside, other=0)
     req_row = tl.load(req_rows + index, mask=inside, other=0).to(tl.int64)
     tl.store(next_token + req_row, token_id, mask=inside)
-    tl.store(out + index, token_id, mask=inside)
-    tl.store(out + n + index, logprob.to(tl.int32, bitcast=True), mask=inside)
+    results = out + tl.load(place).to(tl.int64) * place_stride
+    tl.store(results + index, token_id, mask=inside)
+    tl.store(results + n + index, logprob.to(tl.int32, bitcast=True), mask=inside)
     if COUNT:
         tl.atomic_add(token_counts + req_row * counts_stride + token_id, 1, mask=inside & (token_id >= 0))

@@ -27,7 +27,7 @@ from kernel_bench.products import gemv_cases, skinny_gemm_cases
 from kernel_bench.result import Ceilings, Result, Times, format_result, summarize
 from kernel_bench.sampling import forbid_cases, greedy_cases, penalties_cases, sampling_cases
 from kernel_bench.timing import measure_ceilings, time_case
-from kernel_bench.token_bookkeeping import commit_tokens_cases, place_tokens_cases
+from kernel_bench.token_bookkeeping import commit_tokens_cases, copy_words_cases, place_tokens_cases
 from script_tools.flags import output_file, positive_int
 from script_tools.json_file import write_json
 from script_tools.surroundings import describe_surroundings
@@ -45,6 +45,7 @@ KERNELS: dict[str, Callable[[], Iterator[Case]]] = {
     "sampling": sampling_cases,
     "penalties": penalties_cases,
     "forbid": forbid_cases,
+    "copy_words": copy_words_cases,
     "place_tokens": place_tokens_cases,
     "commit_tokens": commit_tokens_cases,
 }

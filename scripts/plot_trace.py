@@ -24,7 +24,7 @@ from lightserve.model_worker.profiling import GpuEvent, read_gpu_events, summari
 
 # The first pattern that a name matches gives its kind. Colours keep apart for people who see red and green alike.
 _KINDS = (
-    ("copies", "#999999", r"[Mm]emcpy|[Mm]emset"),
+    ("copies", "#999999", r"[Mm]emcpy|[Mm]emset|_copy_words_"),
     ("attention", "#0072b2", r"attention|_plan_(decode|prefill)_|_gather_(slots|kv)_|_merge_kernel"),
     ("products", "#e69f00", r"gemm|gemv|nvjet|cutlass|cublas|splitK"),
     ("sampling", "#cc79a7", r"_greedy_|_sample_|_penalties_|_forbid_|_commit_tokens_"),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 
 from lightserve.ipc.messages import NewReq, StepResult, pack_int32
 from lightserve.model_worker.cuda.graph import Capturer, Graph
@@ -13,9 +14,6 @@ from lightserve.model_worker.cuda.step_memory import StepMemory
 from lightserve.model_worker.host_batch import HostBatch
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
-
-# Step n + 1 is launched before the result of step n is read, step n + 2 after it (``WorkerService.exposed_step``).
-_STEPS_IN_FLIGHT = 2
 
 
 class CudaRunner:
@@ -44,10 +42,10 @@ class CudaRunner:
         self._rows = rows
         self._params = params
         self._shapes = shapes
-        self._memories = [
-            StepMemory(inputs.num_words, inputs.max_sampled, rows.next_token.device) for _ in range(_STEPS_IN_FLIGHT)
-        ]
-        self._next_memory = 0
+        self._memories = cycle(
+            StepMemory(place, inputs.num_words, results, rows.next_token.device)
+            for place, results in enumerate(step.results)
+        )
         self._graphs: dict[ForwardShape | SampleShape, Graph] = {}
         if capturer is not None:
             self._graphs = {shape: self.capture(shape, capturer) for shape in shapes.all}
@@ -60,18 +58,16 @@ class CudaRunner:
 
     def run(self, step_id: int, batch: HostBatch) -> "CudaOutput":
         """Launch a batch of at least one token."""
-        memory = self._memories[self._next_memory]
-        self._next_memory = (self._next_memory + 1) % len(self._memories)
-        memory.take(step_id)
         forward_shape = self._shapes.forward_of(batch) if self._graphs else None
         forward_shape = forward_shape or eager_shape(batch)
         num_sampled = len(batch.sampled_rows)
         sample_shape = self._shapes.sample_of(num_sampled, self._sampling(batch)) if num_sampled else None
+        memory = next(self._memories)
+        memory.take(step_id, sample_shape.num_sampled if sample_shape is not None else 0)
         self._send(memory, batch, forward_shape, sample_shape)
         self._launch(forward_shape)
         if sample_shape is not None:
             self._launch(sample_shape)
-            memory.fetch(self._step.results(sample_shape))
         memory.mark()
         return CudaOutput(step_id, num_sampled, memory)
 
@@ -87,18 +83,24 @@ class CudaRunner:
         end = inputs.stage_forward(memory.words, batch, forward_shape)
         start = inputs.base
         if sample_shape is not None:
-            start = inputs.stage_sampling(memory.words, batch, sample_shape, self._params, self._rows)
+            start = inputs.stage_sampling(memory.words, batch, sample_shape, self._params, self._rows, memory.place)
         inputs.copy(memory.pinned_words, start, end)
 
     def launch_empty(self, shape: ForwardShape | SampleShape) -> None:
         """Launch a shape's work, kernel by kernel, on words that are all zero: on empty requests."""
-        self._inputs.clear()
+        self._send_padding()
         self._launch_kernels(shape)
 
     def capture(self, shape: ForwardShape | SampleShape, capturer: Capturer) -> Graph:
         """Capture a shape's work."""
-        self._inputs.clear()
+        self._send_padding()
         return capturer.capture(partial(self._launch_kernels, shape))
+
+    def _send_padding(self) -> None:
+        """Send words that are all zero, as they are before the first step: in any shape, empty requests."""
+        memory = next(self._memories)
+        self._inputs.copy(memory.pinned_words, 0, self._inputs.num_words)
+        memory.mark()
 
     def _launch(self, shape: ForwardShape | SampleShape) -> None:
         graph = self._graphs.get(shape)

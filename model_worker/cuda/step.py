@@ -26,6 +26,9 @@ from lightserve.model_worker.models.llama import LlamaModel
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.token_counts import TokenCounts
 
+# Step n + 1 is launched before the result of step n is read, step n + 2 after it (``WorkerService.exposed_step``).
+STEPS_IN_FLIGHT = 2
+
 
 class CudaStep:
     """Launches the two parts of a step.
@@ -40,6 +43,8 @@ class CudaStep:
         dtype: Of hidden states.
 
     Attributes:
+        results: [STEPS_IN_FLIGHT, 2 · most sampled rows] int32, on the host, page-locked where there is a GPU. A step's
+            row begins with its ids, then the bits of its logprobs.
         kv_cache: This rank's.
         token_counts: What each row has seen.
     """
@@ -62,7 +67,9 @@ class CudaStep:
         self._inputs = inputs
         self._vocab_size = vocab_size
         self._hidden = torch.zeros(max_padded_tokens, model.hidden_size, dtype=dtype, device=device)
-        self._results = torch.zeros(2 * inputs.max_sampled, dtype=torch.int32, device=device)
+        self.results = torch.zeros(
+            STEPS_IN_FLIGHT, 2 * inputs.max_sampled, dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
         self.token_counts = TokenCounts(rows.num_rows, vocab_size, device)
 
     def forward(self, shape: ForwardShape) -> None:
@@ -104,7 +111,8 @@ class CudaStep:
             logprobs,
             req_rows,
             self._rows.next_token,
-            out=self.results(shape),
+            place=words[sections.place],
+            out=self.results,
             token_counts=self.token_counts.counts if shape.sampling is Sampling.ADJUST else None,
         )
 
@@ -120,7 +128,3 @@ class CudaStep:
         )
         forbid(scores, words[sections.forbidden_ids].view(-1, self._inputs.forbidden_width))
         return scores
-
-    def results(self, shape: SampleShape) -> torch.Tensor:
-        """Give what sampling leaves for the host: [2, num_sampled] int32, ids and the bits of logprobs."""
-        return self._results[: 2 * shape.num_sampled].view(2, -1)

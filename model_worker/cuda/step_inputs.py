@@ -1,4 +1,4 @@
-"""What a step sends to the device: one packed copy, from pinned memory, of everything that its kernels read.
+"""What a step sends to the device: one packed copy, from page-locked memory, of everything that its kernels read.
 
 The words of the buffer are int32. A step fills one stretch of it:
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from lightserve.errors import InvariantError
+from lightserve.kernels.copy_words import copy_words
 from lightserve.model_worker.host_batch import HostBatch
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
@@ -104,6 +105,7 @@ class SampleSections:
     Attributes:
         sampled_tokens: [num_sampled], index in the batch.
         sampled_rows: [num_sampled], padded with the padding row.
+        place: [1], where in the host's memory the results belong.
         sampled_positions: [num_sampled], absolute position of each new id.
         temperature: [num_sampled] float32.
         top_k: [num_sampled].
@@ -118,6 +120,7 @@ class SampleSections:
 
     sampled_tokens: slice
     sampled_rows: slice
+    place: slice
     sampled_positions: slice
     temperature: slice
     top_k: slice
@@ -150,7 +153,7 @@ def sample_sections(shape: SampleShape, forbidden_width: int) -> SampleSections:
     drawn = 0 if shape.sampling is Sampling.GREEDY else n
     adjusted = n if shape.sampling is Sampling.ADJUST else 0
     return SampleSections(
-        *_lay_out([n] * 2 + [drawn] * 5 + [2 * drawn] + [adjusted] * 3 + [adjusted * forbidden_width])
+        *_lay_out([n] * 2 + [1] + [drawn] * 5 + [2 * drawn] + [adjusted] * 3 + [adjusted * forbidden_width])
     )
 
 
@@ -211,7 +214,7 @@ class StepInputs:
         """Write a batch into the host's words, padded to ``shape``.
 
         Args:
-            words: [num_words] int32, pinned.
+            words: [num_words] int32.
             batch: Fits the shape.
             shape: Of the batch.
 
@@ -253,16 +256,17 @@ class StepInputs:
         bounds.fill(words[sections.chunk_bounds], batch.cu_seqlens[batch.num_decode :], padding=batch.num_tokens)
 
     def stage_sampling(
-        self, words: Words, batch: HostBatch, shape: SampleShape, params: SamplingRows, rows: ReqRows
+        self, words: Words, batch: HostBatch, shape: SampleShape, params: SamplingRows, rows: ReqRows, place: int
     ) -> int:
         """Write what sampling reads into the host's words, padded to ``shape``.
 
         Args:
-            words: [num_words] int32, pinned.
+            words: [num_words] int32.
             batch: Of this step.
             shape: Of its sampling.
             params: Sampling parameters of every row.
             rows: For prompt lengths.
+            place: Where the results belong.
 
         Returns:
             Where the words to copy begin.
@@ -274,6 +278,7 @@ class StepInputs:
         sampled = _Filler(len(sampled_rows))
         sampled.fill(words[sections.sampled_tokens], batch.sampled_tokens, padding=0)
         sampled.fill(words[sections.sampled_rows], sampled_rows, padding=self._num_rows)
+        words[sections.place] = place
         if shape.sampling is Sampling.GREEDY:
             return start
         padded_rows = words[sections.sampled_rows]
@@ -293,13 +298,9 @@ class StepInputs:
             forbidden[len(sampled_rows) :] = -1
         return start
 
-    def clear(self) -> None:
-        """Fill the device's words with zeros: whatever the shape, a batch of padding in slot 0."""
-        self._device_words.zero_()
-
-    def copy(self, pinned: torch.Tensor, start: int, end: int) -> None:
-        """Send the words [start, end) to the device."""
-        self._device_words[start:end].copy_(pinned[start:end], non_blocking=True)
+    def copy(self, words: torch.Tensor, start: int, end: int) -> None:
+        """Send the words [start, end) to the device, from page-locked memory."""
+        copy_words(words[start:end], out=self._device_words[start:end])
 
 
 class _Filler:

@@ -9,37 +9,36 @@ from lightserve.errors import InvariantError
 class StepMemory:
     """Memory of one step in flight.
 
+    Kernels read and write it themselves, so that no copy engine takes its turn between two steps.
+
     Args:
+        place: Which of the steps' memories this is.
         num_words: Words that a step reads at most.
-        max_sampled: Rows that a step samples at most.
+        results: [2 · most sampled rows] int32, on the host: what a step leaves there.
         device: The GPU; on a CPU there is nothing to wait for.
 
     Attributes:
+        place: Which of the steps' memories this is.
         pinned_words: [num_words] int32, what the step reads.
         words: The same memory as NumPy sees it.
     """
 
-    def __init__(self, num_words: int, max_sampled: int, device: torch.device) -> None:
+    def __init__(self, place: int, num_words: int, results: torch.Tensor, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
+        self.place = place
         self.pinned_words = torch.zeros(num_words, dtype=torch.int32, pin_memory=on_gpu)
         self.words = self.pinned_words.numpy()
-        self._pinned_results = torch.zeros(2 * max_sampled, dtype=torch.int32, pin_memory=on_gpu)
-        self._results = self._pinned_results.numpy()
+        self._results = results.numpy()
         self._num_results = 0
         self._done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]  # torch gives it no types
         self._step_id = -1
 
-    def take(self, step_id: int) -> None:
-        """Give the memory to a step; waits until the one before is done with it."""
+    def take(self, step_id: int, num_sampled: int) -> None:
+        """Give the memory to a step with room for so many sampled rows; waits until the one before is done with it."""
         if self._done is not None:
             self._done.synchronize()
         self._step_id = step_id
-        self._num_results = 0
-
-    def fetch(self, results: torch.Tensor) -> None:
-        """Copy results here once the step has them."""
-        self._num_results = results.numel()
-        self._pinned_results[: self._num_results].copy_(results.view(-1), non_blocking=True)
+        self._num_results = 2 * num_sampled
 
     def mark(self) -> None:
         """Note where the step's work ends."""

@@ -102,7 +102,7 @@ class ModelSteps:
     def _capture(self, num_decode: int, context: int, chunk_lens: Sequence[int]) -> tuple[ForwardShape, Graph]:
         batch = self._batch(num_decode, context, chunk_lens)
         shape = self._shapes.forward_of(batch) or eager_shape(batch)
-        words = torch.zeros(self._inputs.num_words, dtype=torch.int32)
+        words = torch.zeros(self._inputs.num_words, dtype=torch.int32, pin_memory=torch.cuda.is_available())
         end = self._inputs.stage_forward(words.numpy(), batch, shape)
         self._inputs.copy(words, self._inputs.base, end)
         return shape, self._capturer.capture(partial(self._step.forward, shape))

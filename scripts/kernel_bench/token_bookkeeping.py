@@ -1,4 +1,4 @@
-"""Cases of what keeps a step's ids and slots: a launch each, with little to move."""
+"""Cases of what brings a step's words and keeps its ids and slots: a launch each, with little to move."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -7,7 +7,29 @@ import torch
 
 from kernel_bench.case import VOCAB_SIZE, Case, copies, num_different, worst
 from lightserve.kernels.commit_tokens import commit_tokens, commit_tokens_reference
+from lightserve.kernels.copy_words import copy_words, copy_words_reference
 from lightserve.kernels.place_tokens import place_tokens, place_tokens_reference
+
+
+def copy_words_cases(word_counts: Sequence[int] = (16, 4096, 40_000)) -> Iterator[Case]:
+    """Words of a decode row, of some hundred, and of a large step; a copy from the host is no ceiling for these."""
+    for n in word_counts:
+        sets = [_on_host(torch.randint(0, 1 << 31, (n,)).int()) for _ in copies(8 * n)]
+        out = torch.empty(n, dtype=torch.int32)
+        runs = [partial(copy_words, words, out=out) for words in sets]
+        yield Case(f"n = {n}", runs, partial(_copy_words_error, sets[0]), bytes=8 * n)
+
+
+def _copy_words_error(words: torch.Tensor) -> float:
+    outs = [torch.full((len(words),), -1, dtype=torch.int32) for _ in range(2)]
+    copy_words(words, out=outs[0])
+    copy_words_reference(words, out=outs[1])
+    return num_different(*outs)
+
+
+def _on_host(words: torch.Tensor) -> torch.Tensor:
+    """Lay words where a step's lie: on the host, page-locked where there is a GPU."""
+    return words.cpu().pin_memory() if torch.cuda.is_available() else words
 
 
 def place_tokens_cases(
@@ -48,11 +70,15 @@ def commit_tokens_cases(row_counts: Sequence[int] = (1, 256), vocab_size: int = 
     next_token = torch.zeros(num_rows, dtype=torch.int32)
     counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32)
     for n in row_counts:
-        rows, out = torch.randperm(num_rows)[:n].int(), torch.empty(2, n, dtype=torch.int32)
+        rows, place, out = (
+            torch.randperm(num_rows)[:n].int(),
+            torch.zeros(1).int(),
+            _on_host(torch.zeros(1, 2 * n).int()),
+        )
         for token_counts, name, size in ((None, f"n = {n}", n * 6 * 4), (counts, f"n = {n}, counted", n * 8 * 4)):
             sets = [(torch.randint(0, vocab_size, (n,)).int(), torch.randn(n)) for _ in copies(size)]
             runs = [
-                partial(commit_tokens, ids, logprobs, rows, next_token, out=out, token_counts=token_counts)
+                partial(commit_tokens, ids, logprobs, rows, next_token, place=place, out=out, token_counts=token_counts)
                 for ids, logprobs in sets
             ]
             yield Case(name, runs, partial(_commit_tokens_error, *sets[0], rows, token_counts), bytes=size)
@@ -63,8 +89,13 @@ def _commit_tokens_error(
 ) -> float:
     states = []
     for commit in (commit_tokens, commit_tokens_reference):
-        next_token, out = torch.full((int(rows.max()) + 1,), -1).int(), torch.full((2, len(rows)), -1).int()
+        next_token, out = (
+            torch.full((int(rows.max()) + 1,), -1).int(),
+            _on_host(torch.full((2, 2 * len(rows)), -1).int()),
+        )
         counts = None if token_counts is None else token_counts.clone()
-        commit(token_ids, logprobs, rows, next_token, out=out, token_counts=counts)
+        commit(token_ids, logprobs, rows, next_token, place=torch.ones(1).int(), out=out, token_counts=counts)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         states.append([next_token, out] if counts is None else [next_token, out, counts])
     return worst(*(num_different(state, expected) for state, expected in zip(*states, strict=True)))

@@ -10,16 +10,27 @@ from tests.kernels.kit import DEVICE, int32, randn, short, sparse
 
 
 @pytest.mark.parametrize("counts", [False, True])
-@pytest.mark.parametrize("n", [0, 1, 128, 131])
-def test_commit_tokens_equals_its_reference(n: int, counts: bool) -> None:
+@pytest.mark.parametrize(("n", "place"), [(0, 0), (1, 2), (128, 1), (131, 0)])
+def test_commit_tokens_equals_its_reference(n: int, place: int, counts: bool) -> None:
     token_ids = torch.randint(-1, 50, (n,), device=DEVICE).int()
     logprobs, rows = randn(n), torch.randperm(n, device=DEVICE).int()
     states = []
     for commit in (commit_tokens, commit_tokens_reference):
         next_token = torch.full((n + 1,), 7, device=DEVICE).int()
         token_counts = torch.ones(n + 1, 50, device=DEVICE).int()
-        out = torch.full((2, n), -9, device=DEVICE).int()
-        commit(token_ids, logprobs, rows, next_token, out=out, token_counts=token_counts if counts else None)
+        out = torch.full((3, 2 * n + 5), -9).int()  # on the host, where there is a GPU
+        out = out.pin_memory() if DEVICE.type == "cuda" else out
+        commit(
+            token_ids,
+            logprobs,
+            rows,
+            next_token,
+            place=int32([place]),
+            out=out,
+            token_counts=token_counts if counts else None,
+        )
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
         states.append((next_token, token_counts, out))
     for state, expected in zip(*states, strict=True):
         assert torch.equal(state, expected)
@@ -32,8 +43,9 @@ def test_commit_tokens_equals_its_reference(n: int, counts: bool) -> None:
         ("logprobs", short, r"logprobs of shape \(3,\) must be of shape \(4,\)"),
         ("req_rows", short, r"req_rows of shape \(3,\) must be of shape \(4,\)"),
         ("next_token", sparse, r"next_token with strides \(2,\) must be contiguous"),
-        ("out", short, r"out of shape \(1, 4\) must be of shape \(2, 4\)"),
-        ("out", sparse, r"out with strides \(8, 2\) must be contiguous"),
+        ("place", lambda place: place.repeat(2), r"place of shape \(2,\) must be of shape \(1,\)"),
+        ("out", lambda out: out[:, 1:], r"out of shape \(2, 7\) must be 2 rows of at least 8"),
+        ("out", sparse, r"out with strides \(16, 2\) must have contiguous rows"),
         ("token_counts", sparse, r"token_counts with strides \(100, 2\) must have contiguous rows"),
     ],
 )
@@ -43,7 +55,8 @@ def test_what_does_not_fit_is_named(name: str, spoil: Callable[[torch.Tensor], t
         "logprobs": randn(4),
         "req_rows": int32([0, 1, 2, 3]),
         "next_token": int32([0] * 5),
-        "out": int32([0] * 8).view(2, 4),
+        "place": int32([0]),
+        "out": int32([0] * 16).view(2, 8),
         "token_counts": torch.zeros(5, 50, device=DEVICE).int(),
     }
     tensors[name] = spoil(tensors[name])

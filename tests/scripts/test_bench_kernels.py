@@ -18,7 +18,7 @@ from kernel_bench.elementwise import embedding_cases, rms_norm_cases, rope_kv_wr
 from kernel_bench.products import Product, gemv_cases, skinny_gemm_cases
 from kernel_bench.result import Ceilings, Result, Times, format_result, summarize
 from kernel_bench.sampling import forbid_cases, greedy_cases, penalties_cases, sampling_cases
-from kernel_bench.token_bookkeeping import commit_tokens_cases, place_tokens_cases
+from kernel_bench.token_bookkeeping import commit_tokens_cases, copy_words_cases, place_tokens_cases
 from script_tools.json_file import write_json
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
@@ -54,6 +54,7 @@ TINY: dict[str, Callable[[], Iterator[Case]]] = {
     "sampling": partial(sampling_cases, (2,), 300),
     "penalties": partial(penalties_cases, (3,), 300),
     "forbid": partial(forbid_cases, (1, 3), 300, 8),
+    "copy_words": partial(copy_words_cases, (3,)),
     "place_tokens": partial(place_tokens_cases, (1, 20), 7, 16),
     "commit_tokens": partial(commit_tokens_cases, (1, 3), 300),
 }

@@ -12,6 +12,7 @@ LAST, PROMPTS = re.compile("commit"), re.compile("prefill")
 OTHERS = "norms, rotary embedding, others"
 KIND_OF_MODULE = {
     "commit_tokens": "sampling",
+    "copy_words": "copies",
     "decode_attention": "attention",
     "decode_plan": "attention",
     "embedding": OTHERS,

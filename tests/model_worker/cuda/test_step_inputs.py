@@ -71,11 +71,12 @@ def test_sampling_finds_each_rows_parameters_and_ids_that_may_not_end_it_yet() -
         params.enter(req)
     shape = SampleShape(4, Sampling.ADJUST)
     pinned = torch.full((inputs.num_words,), -7, dtype=torch.int32)
-    start = inputs.stage_sampling(pinned.numpy(), BATCH, shape, params, rows)
+    start = inputs.stage_sampling(pinned.numpy(), BATCH, shape, params, rows, 1)
     inputs.copy(pinned, start, inputs.base)
     words, sections = inputs.sample(shape), sample_sections(shape, inputs.forbidden_width)
     assert words[sections.sampled_tokens].tolist() == [0, 1, 6, 0]
     assert words[sections.sampled_rows].tolist() == [4, 1, 2, NUM_ROWS]
+    assert words[sections.place].tolist() == [1]
     assert words[sections.sampled_positions].tolist() == [8, 6, 2, 0]
     assert words[sections.temperature].view(torch.float32).tolist() == [0.5, 0, 0, 0]
     assert words[sections.top_k].tolist() == [7, 0, 0, 0]
