@@ -20,7 +20,7 @@ import triton.language as tl
 from lightserve.kernels.attention import LOG2_E, attend_reference, load_heads
 from lightserve.kernels.decode_plan import DecodePlan, LaunchRule, heads_per_pack, launch_rule, load_item, plan_decode
 from lightserve.kernels.dot import dot
-from lightserve.kernels.launch import dependent_launch, wait_for_previous
+from lightserve.kernels.launch import dependent_launch, prefetch, wait_for_previous
 from lightserve.kernels.rope_kv_write import Rotation, rope_kv_write_reference, rotate
 
 
@@ -222,6 +222,11 @@ def _decode_attention_kernel(
         return
     table = req_to_slots + item.req_row * table_stride
     heads = kv_layer + pack * PACK_DIM
+    # the last layer's weights have driven these from the cache; K and V themselves would only delay the kernel before
+    prefetch(table + tl.minimum(item.start + tl.arange(0, 32) * 8, tl.maximum(item.end - 1, 0)), PDL)
+    if ROTATE:
+        angles = cos_sin + tl.maximum(item.seq_len - 1, 0).to(tl.int64) * HEAD_DIM
+        prefetch(angles + tl.arange(0, 32) * HEAD_DIM // 32, PDL)
     wait_for_previous(PDL)
 
     row = tl.arange(0, BLOCK_ROWS)
@@ -234,7 +239,6 @@ def _decode_attention_kernel(
     offset = head[:, None] * HEAD_DIM + inner
     qkv = q + item.req * q_stride
     if ROTATE:
-        angles = cos_sin + tl.maximum(item.seq_len - 1, 0).to(tl.int64) * HEAD_DIM
         query = rotate(qkv + head[:, None] * HEAD_DIM, inner, there, angles, q_norm, eps, HEAD_DIM, NORM)
         if (item.end == item.seq_len) & (item.start < item.end):
             _write_newest(

@@ -32,6 +32,15 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 @triton.jit
+def prefetch(addresses, PDL: tl.constexpr):
+    """Fetch a few small things into the second-level cache: what the kernel will read first, while it still waits."""
+    if PDL:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
 def wait_for_previous(PDL: tl.constexpr):
     """Wait until the kernel before this one has ended, then let the next one start."""
     if PDL:

@@ -2,6 +2,8 @@
 
     plain:  out = x · weightᵀ + bias
     gated:  weight holds two halves, gate and up: out = silu(x · gateᵀ) · (x · upᵀ)
+    normed: x is a ``Normed`` whose scaling is left to the product
+    add_norm: residual += x · weightᵀ, and out is the ``Normed`` of the sum
 
 A program takes some rows of the weight and a part of k, streamed through the tensor cores; the last part to arrive adds
 all of them in a fixed order. Products and sums in float32. One row alone is left to ``gemv``.
@@ -18,10 +20,33 @@ from lightserve.kernels.checks import check_contiguous, check_rows
 from lightserve.kernels.dot import dot
 from lightserve.kernels.gemv import check_weight, gemv, gemv_reference
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
+from lightserve.kernels.normed import Normed, scale_reference
 
 MAX_ROWS = 64
 
-skinny_gemm_reference = gemv_reference  # it takes any number of rows
+
+def skinny_gemm_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    gated: bool = False,
+    square_sums: torch.Tensor | None = None,
+    eps: float = 0.0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Do what ``skinny_gemm`` does, in plain torch, for any number of rows."""
+    if square_sums is not None:
+        x = (x * scale_reference(square_sums, x.shape[1], eps)).to(x.dtype)
+    return gemv_reference(x, weight, bias, gated=gated, out=out)
+
+
+def skinny_gemm_add_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor
+) -> Normed:
+    """Do what ``skinny_gemm_add_norm`` does, in plain torch, with square sums of one part."""
+    residual.add_(gemv_reference(x, weight))
+    return Normed(residual * gain, residual.float().square().sum(1)[None])
 
 
 def skinny_gemm(
@@ -30,6 +55,8 @@ def skinny_gemm(
     bias: torch.Tensor | None = None,
     *,
     gated: bool = False,
+    square_sums: torch.Tensor | None = None,
+    eps: float = 0.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply at most ``MAX_ROWS`` rows with a weight.
@@ -39,6 +66,8 @@ def skinny_gemm(
         weight: [n, k] contiguous, same dtype; gated: [2 · n, k], gate, then up.
         bias: [n] contiguous; not if gated.
         gated: Whether SiLU of the gate and its product with up come after the product with the weight.
+        square_sums: [num_parts, m] float32 contiguous, of a ``Normed`` whose rows are ``x``; not given: x is scaled.
+        eps: Of that norm.
         out: [m, n] contiguous, any float dtype; made when not given.
 
     Raises:
@@ -46,17 +75,49 @@ def skinny_gemm(
             no two halves or has a bias.
     """
     m = len(x)
-    if m == 1:
+    if m == 1 and square_sums is None:
         return gemv(x, weight, bias, gated=gated, out=out)
-    if m > MAX_ROWS:
-        raise ValueError(f"x of shape {tuple(x.shape)} must have at most {MAX_ROWS} rows")
-    check_rows(m, 1, x=x)
+    _check_rows(x)
     n = check_weight(weight, bias, x.shape[1], gated=gated)
     out = x.new_empty(m, n) if out is None else out
     check_contiguous((m, n), out=out)
+    if square_sums is not None:
+        check_contiguous((len(square_sums), m), square_sums=square_sums)
     if m:
-        _launch(x, weight, bias, out, launch_rule(m, n, gated=gated), gated=gated)
+        rule = launch_rule(m, n, gated=gated)
+        _launch(x, weight, out, rule, bias=bias, gated=gated, square_sums=square_sums, eps=eps)
     return out
+
+
+def skinny_gemm_add_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor) -> Normed:
+    """Add a product of at most ``MAX_ROWS`` rows to the residual; give the RMSNorm of the sum, its scaling left out.
+
+    Args:
+        x: [m, k], float32 or bfloat16 (float16 could overflow); rows may be strided, their elements not.
+        weight: [n, k] contiguous, same dtype.
+        residual: [m, n] contiguous, same dtype, changed; rounded as ``add_rms_norm`` rounds it.
+        gain: [n] contiguous, of the norm.
+
+    Raises:
+        ValueError: A shape does not fit, ``x`` has too many rows, or what must be contiguous is not.
+    """
+    m = len(x)
+    _check_rows(x)
+    n = check_weight(weight, None, x.shape[1], gated=False)
+    check_contiguous((m, n), residual=residual)
+    check_contiguous((n,), gain=gain)
+    rule = launch_rule(m, n, gated=False)
+    square_sums = torch.empty(triton.cdiv(n, rule.block_n), m, dtype=torch.float32, device=x.device)
+    out = torch.empty_like(residual)
+    if m:
+        _launch(x, weight, out, rule, residual=residual, gain=gain, square_sums=square_sums)
+    return Normed(out, square_sums)
+
+
+def _check_rows(x: torch.Tensor) -> None:
+    if len(x) > MAX_ROWS:
+        raise ValueError(f"x of shape {tuple(x.shape)} must have at most {MAX_ROWS} rows")
+    check_rows(len(x), 1, x=x)
 
 
 @dataclass(frozen=True)
@@ -86,17 +147,33 @@ def launch_rule(m: int, n: int, *, gated: bool) -> TileRule:
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, rule: TileRule, *, gated: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    rule: TileRule,
+    *,
+    bias: torch.Tensor | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    gain: torch.Tensor | None = None,
+    square_sums: torch.Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
+    """Launch; with ``residual`` and ``gain`` ``square_sums`` are written, else, if given, read."""
     (m, k), n = x.shape, out.shape[1]
     partial = torch.empty(rule.split_k if rule.split_k > 1 else 0, m, n, dtype=torch.float32, device=x.device)
     _skinny_gemm_kernel[(triton.cdiv(n, rule.block_n) * rule.split_k,)](
         x,
         weight,
         weight if bias is None else bias,
+        x if residual is None else residual,
+        x if gain is None else gain,
+        partial if square_sums is None else square_sums,
         out,
         partial,
         _arrivals(x.device),
+        eps,
+        0 if square_sums is None else len(square_sums),
         m,
         n,
         k,
@@ -109,6 +186,9 @@ def _launch(
         EVEN_K=k % (rule.block_k * rule.split_k) == 0,
         GATED=gated,
         BIAS=bias is not None,
+        SCALE=square_sums is not None and residual is None,
+        ADD=residual is not None,
+        MAX_PARTS=1 if square_sums is None else triton.next_power_of_2(len(square_sums)),
         num_warps=rule.num_warps,
         num_stages=max(rule.num_stages * 2 // x.itemsize, 1),
         **dependent_launch(x),
@@ -129,9 +209,14 @@ def _skinny_gemm_kernel(
     x,
     weight,
     bias,
+    residual,
+    gain,
+    square_sums,
     out,
     partial,
     arrivals,
+    eps,
+    num_parts,
     m,
     n,
     k,
@@ -144,6 +229,9 @@ def _skinny_gemm_kernel(
     EVEN_K: tl.constexpr,
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
+    SCALE: tl.constexpr,
+    ADD: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tile = tl.program_id(0) // SPLIT_K
@@ -157,9 +245,20 @@ def _skinny_gemm_kernel(
     # columns past the end repeat the last one: no mask
     weight_ptrs = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k + inner
     up_ptrs = weight_ptrs + half_len
-    # the weight is the left operand: its rows fill the wide matrix instructions, those of x would leave them idle
+    offset = row[None, :] * n + column[:, None]
+    inside = (row < m)[None, :] & (column < n)[:, None]
+    if ADD:
+        wide_gain = tl.load(gain + column, mask=column < n, other=0).to(tl.float32)
     # to load a tile of the weight before the wait slows the kernel before by more than it spares this one
     wait_for_previous(PDL)
+    # what the end needs is on its way while the weight is read
+    if ADD:
+        before = tl.load(residual + offset, mask=inside, other=0)
+    if SCALE:
+        norm_part = tl.arange(0, MAX_PARTS)[:, None]
+        there = (norm_part < num_parts) & (row < m)[None, :]
+        squares = tl.load(square_sums + norm_part * m + row[None, :], mask=there, other=0)
+    # the weight is the left operand: its rows fill the wide matrix instructions, those of x would leave them idle
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in range(first, tl.minimum(first + part_len, k), BLOCK_K):
@@ -167,8 +266,6 @@ def _skinny_gemm_kernel(
         total = dot(_load_weight(weight_ptrs, start, inner, k, EVEN_K), tl.trans(x_tile), total)
         if GATED:
             up_total = dot(_load_weight(up_ptrs, start, inner, k, EVEN_K), tl.trans(x_tile), up_total)
-    offset = row[None, :] * n + column[:, None]
-    inside = (row < m)[None, :] & (column < n)[:, None]
     finished = True
     if SPLIT_K > 1:
         tl.store(partial + part * m * n + offset, total, mask=inside)
@@ -181,10 +278,21 @@ def _skinny_gemm_kernel(
                 # .cg: other multiprocessors wrote these, so the first-level cache is no place to look
                 total += tl.load(partial + i * m * n + offset, mask=inside, other=0, cache_modifier=".cg")
     if finished:
+        if SCALE:
+            scale = tl.rsqrt(tl.sum(squares, 0) / k + eps)[None, :]
+            total = total * scale
+            if GATED:
+                up_total = up_total * scale
         if BIAS:
             total += tl.load(bias + column, mask=column < n, other=0).to(tl.float32)[:, None]
         if GATED:
             total = total * tl.sigmoid(total) * up_total
+        if ADD:
+            summed = (total.to(before.dtype).to(tl.float32) + before.to(tl.float32)).to(before.dtype)
+            tl.store(residual + offset, summed, mask=inside)
+            wide = summed.to(tl.float32)
+            tl.store(square_sums + tile * m + row, tl.sum(wide * wide, 0), mask=row < m)
+            total = wide * wide_gain[:, None]
         tl.store(out + offset, total.to(out.dtype.element_ty), mask=inside)
 
 

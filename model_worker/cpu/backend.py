@@ -4,12 +4,14 @@ import torch
 import torch.nn.functional as F
 
 from lightserve.kernels.embedding import embedding_reference
+from lightserve.kernels.normed import Normed
 from lightserve.model_worker.cpu.attention import AttentionPlan, attend, plan_attention
 from lightserve.model_worker.cpu.decode_attention import AttentionShape
 from lightserve.model_worker.cpu.forward_batch import ForwardBatch
-from lightserve.model_worker.cpu.linear import LinearThenSilu, PackedLinear, PlainLinear, can_pack
-from lightserve.model_worker.layers.linear import Linear, NormLinear, NormThenLinear
+from lightserve.model_worker.cpu.linear import LinearOfNormed, LinearThenSilu, PackedLinear, PlainLinear, can_pack
+from lightserve.model_worker.layers.linear import Linear, LinearAddNorm, LinearThenAddNorm, NormedLinear
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
+from lightserve.model_worker.tensor_parallel import Ranks
 from lightserve.rope_config import RopeConfig
 
 
@@ -40,21 +42,24 @@ class CpuBackend:
         self._dtype = dtype
         self._packs = can_pack(dtype)
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Prepare a projection."""
-        return PackedLinear(weight, bias) if self._packs else PlainLinear(weight, bias)
+    def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormedLinear:
+        """Prepare a projection of normalised rows."""
+        return LinearOfNormed(self._linear(weight, bias))
 
-    def norm_linear(self, gain: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormLinear:
-        """Prepare a residual sum, a norm and a projection of what it gives."""
-        return NormThenLinear(self, gain, self.linear(weight, bias))
-
-    def norm_gated_linear(self, gain: torch.Tensor, weight: torch.Tensor) -> NormLinear:
+    def normed_gated_linear(self, weight: torch.Tensor) -> NormedLinear:
         """Prepare the same for a weight of gate and up, and silu(gate) * up after it."""
-        return NormThenLinear(self, gain, LinearThenSilu(self.linear(weight)))
+        return LinearOfNormed(LinearThenSilu(self._linear(weight)))
+
+    def linear_add_norm(self, weight: torch.Tensor, gain: torch.Tensor, ranks: Ranks) -> LinearAddNorm:
+        """Prepare a projection, its sum with the residual, and the norm of that."""
+        return LinearThenAddNorm(self._linear(weight), self, gain, ranks)
 
     def head(self, weight: torch.Tensor) -> Linear:
         """Prepare the projection to logits."""
-        return self.linear(weight)
+        return self._linear(weight)
+
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return PackedLinear(weight, bias) if self._packs else PlainLinear(weight, bias)
 
     def begin(self, batch: ForwardBatch, padding_slot: int) -> None:
         """Derive what all layers of this batch share."""
@@ -71,8 +76,11 @@ class CpuBackend:
         """Look up rows of a shard of the table."""
         return embedding_reference(token_ids, table, first_id=first_id).float()
 
-    def rms_norm(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, gain: torch.Tensor) -> Normed:
         """Normalise rows."""
+        return Normed(self._rms_norm(x, gain))
+
+    def _rms_norm(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x.float(), gain.shape, gain.float(), self._eps).to(self._dtype)
 
     def add_rms_norm(
@@ -97,7 +105,7 @@ class CpuBackend:
         qk = heads[:, : num_heads + num_kv_heads]
         if q_norm is not None and k_norm is not None:
             q, k = torch.split(qk, [num_heads, num_kv_heads], dim=1)
-            qk = torch.cat((self.rms_norm(q, q_norm), self.rms_norm(k, k_norm)), dim=1)
+            qk = torch.cat((self._rms_norm(q, q_norm), self._rms_norm(k, k_norm)), dim=1)
         rotated = self._rotate(qk)
         heads[:, num_heads : num_heads + num_kv_heads] = rotated[:, num_heads:]
         kv_layer.index_copy_(0, self._out_slots, heads[:, num_heads:].reshape(-1, 2, num_kv_heads, head_dim))

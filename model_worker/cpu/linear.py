@@ -3,7 +3,23 @@
 import torch
 import torch.nn.functional as F
 
+from lightserve.kernels.normed import Normed
 from lightserve.model_worker.layers.linear import Linear
+
+
+class LinearOfNormed:
+    """Implements ``NormedLinear``: norms on a CPU are always complete.
+
+    Args:
+        linear: The projection.
+    """
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+
+    def __call__(self, normed: Normed, /) -> torch.Tensor:
+        """Map [n, in_features] to [n, out_features]."""
+        return self._linear(normed.rows)
 
 
 class LinearThenSilu:

@@ -89,7 +89,8 @@ class CpuRunner:
     def _run_whole(self, host: HostBatch) -> tuple[torch.Tensor, torch.Tensor]:
         batch = ForwardBatch.of(host, self._rows)
         self.model.backend.begin(batch, self._kv_cache.padding_slot)
-        hidden = self.model.forward(batch.token_ids, self._kv_cache)
+        out = torch.empty(host.num_tokens, self.model.hidden_size, dtype=self._kv_cache.layers[0].dtype)
+        hidden = self.model.forward(batch.token_ids, self._kv_cache, out=out)
         if not len(host.sampled_rows):
             return torch.empty(0, dtype=torch.int32), torch.empty(0)
         logits = self.model.logits(hidden[batch.sampled_tokens])

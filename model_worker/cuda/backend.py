@@ -7,13 +7,15 @@ import torch
 from lightserve.kernels.decode_attention import decode_attention
 from lightserve.kernels.decode_plan import DecodePlan, plan_decode
 from lightserve.kernels.embedding import embedding
+from lightserve.kernels.normed import Normed
 from lightserve.kernels.prefill_attention import PrefillPlan, plan_prefill, prefill_attention
 from lightserve.kernels.rms_norm import add_rms_norm, rms_norm
 from lightserve.kernels.rope_kv_write import Rotation, rope_kv_write
-from lightserve.model_worker.cuda.linear import CudaHead, CudaLinear
+from lightserve.model_worker.cuda.linear import CudaHead, CudaLinear, CudaLinearAddNorm, CudaNormedLinear
 from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, forward_sections
-from lightserve.model_worker.layers.linear import Linear, NormLinear, NormThenLinear
+from lightserve.model_worker.layers.linear import Linear, LinearAddNorm, LinearThenAddNorm, NormedLinear
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
+from lightserve.model_worker.tensor_parallel import Ranks
 from lightserve.rope_config import RopeConfig
 
 _PLAN_TOKENS = 256  # the plan of prefill tiles is compiled for counts of tokens that are a multiple of this
@@ -98,17 +100,18 @@ class CudaBackend:
         )
         return _Prefill(req_rows, bounds, seq_lens, plan)
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Prepare a projection."""
-        return CudaLinear(weight, bias)
+    def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormedLinear:
+        """Prepare a projection of normalised rows."""
+        return CudaNormedLinear(weight, bias, eps=self._eps)
 
-    def norm_linear(self, gain: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormLinear:
-        """Prepare a residual sum, a norm and a projection of what it gives."""
-        return NormThenLinear(self, gain, CudaLinear(weight, bias))
-
-    def norm_gated_linear(self, gain: torch.Tensor, weight: torch.Tensor) -> NormLinear:
+    def normed_gated_linear(self, weight: torch.Tensor) -> NormedLinear:
         """Prepare the same for a weight of gate and up, and silu(gate) * up after it."""
-        return NormThenLinear(self, gain, CudaLinear(weight, gated=True))
+        return CudaNormedLinear(weight, gated=True, eps=self._eps)
+
+    def linear_add_norm(self, weight: torch.Tensor, gain: torch.Tensor, ranks: Ranks) -> LinearAddNorm:
+        """Prepare a projection, its sum with the residual, and the norm of that."""
+        apart = LinearThenAddNorm(CudaLinear(weight), self, gain, ranks)
+        return CudaLinearAddNorm(weight, gain, apart) if ranks.world_size == 1 else apart
 
     def head(self, weight: torch.Tensor) -> Linear:
         """Prepare the projection to logits."""
@@ -118,9 +121,9 @@ class CudaBackend:
         """Look up rows of a shard of the table."""
         return embedding(token_ids, table, first_id=first_id)
 
-    def rms_norm(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, gain: torch.Tensor) -> Normed:
         """Normalise rows."""
-        return rms_norm(x, gain, self._eps)
+        return Normed(rms_norm(x, gain, self._eps))
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, *, out: torch.Tensor | None = None

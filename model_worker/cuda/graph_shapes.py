@@ -15,7 +15,7 @@ from lightserve.model_worker.host_batch import HostBatch
 
 _MIXED_TOKENS = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 # Decode rows are planned by a kernel that is compiled for a power of two: few sizes, so that little has to be compiled.
-_DECODE_CAPACITIES = (1, 16, 64, 256, 1024)
+_DECODE_CAPACITIES = (1, 8, 16, 64, 256, 1024)
 _FEW_DECODES = 16  # beside prompts: attention with room for 256 takes 12 µs a layer for 3 of them
 _DECODE_STEP = 256  # beyond the last capacity
 _FEW_ROWS = 96  # up to here products depend on the number of rows in more ways than one

@@ -3,30 +3,81 @@
 import torch
 import torch.nn.functional as F
 
+from lightserve.kernels.normed import Normed
 from lightserve.kernels.silu_mul import silu_mul
-from lightserve.kernels.skinny_gemm import MAX_ROWS, skinny_gemm
+from lightserve.kernels.skinny_gemm import MAX_ROWS, skinny_gemm, skinny_gemm_add_norm
+from lightserve.model_worker.layers.linear import LinearAddNorm
 
 
 class CudaLinear:
-    """Implements ``Linear``, with silu(gate) * up after it if asked.
+    """Implements ``Linear``.
+
+    Args:
+        weight: [out_features, in_features].
+        bias: [out_features] or None.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
+        """Map [n, in_features] to the features."""
+        if _is_skinny(x, self._weight):
+            return skinny_gemm(x, self._weight, self._bias)
+        return F.linear(x, self._weight, self._bias)
+
+
+class CudaNormedLinear:
+    """Implements ``NormedLinear``, with silu(gate) * up after it if asked.
 
     Args:
         weight: [out_features, in_features]; gated: gate, then up.
         bias: [out_features] or None.
         gated: Whether half as many features come out.
+        eps: Of the norm.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False, eps: float
+    ) -> None:
         self._weight = weight
         self._bias = bias
         self._gated = gated
+        self._eps = eps
 
-    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
+    def __call__(self, normed: Normed, /) -> torch.Tensor:
         """Map [n, in_features] to the features."""
-        if self._weight.itemsize == 2 and len(x) <= MAX_ROWS:
-            return skinny_gemm(x, self._weight, self._bias, gated=self._gated)
-        product = F.linear(x, self._weight, self._bias)
+        rows, square_sums = normed.rows, normed.square_sums
+        if square_sums is not None or _is_skinny(rows, self._weight):
+            return skinny_gemm(
+                rows, self._weight, self._bias, gated=self._gated, square_sums=square_sums, eps=self._eps
+            )
+        product = F.linear(rows, self._weight, self._bias)
         return silu_mul(product) if self._gated else product
+
+
+class CudaLinearAddNorm:
+    """Implements ``LinearAddNorm`` of one rank: for few rows in one kernel, whose scaling the next product does.
+
+    Not for one row, whose product ``gemv`` does faster; and not in float16, where a sum times its gain could overflow.
+
+    Args:
+        weight: [size, in_features].
+        gain: [size], of the norm.
+        apart: Does it one after the other.
+    """
+
+    def __init__(self, weight: torch.Tensor, gain: torch.Tensor, apart: LinearAddNorm) -> None:
+        self._weight = weight
+        self._gain = gain
+        self._apart = apart
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor, *, out: torch.Tensor | None = None) -> Normed:
+        """Project, add, normalise."""
+        if out is None and self._weight.dtype is torch.bfloat16 and 2 <= len(x) <= MAX_ROWS:
+            return skinny_gemm_add_norm(x, self._weight, residual, self._gain)
+        return self._apart(x, residual, out=out)
 
 
 class CudaHead:
@@ -41,9 +92,13 @@ class CudaHead:
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, hidden_size] to [n, vocab_rows] float32."""
-        if self._weight.itemsize == 2 and len(x) <= MAX_ROWS:
+        if _is_skinny(x, self._weight):
             out = torch.empty(len(x), len(self._weight), dtype=torch.float32, device=x.device)
             return skinny_gemm(x, self._weight, out=out)
         if x.dtype is torch.float32:
             return F.linear(x, self._weight)
         return torch.mm(x, self._weight.t(), out_dtype=torch.float32)
+
+
+def _is_skinny(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    return weight.itemsize == 2 and len(x) <= MAX_ROWS

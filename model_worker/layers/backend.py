@@ -8,7 +8,9 @@ from typing import Protocol
 
 import torch
 
-from lightserve.model_worker.layers.linear import Linear, NormLinear
+from lightserve.kernels.normed import Normed
+from lightserve.model_worker.layers.linear import Linear, LinearAddNorm, NormedLinear
+from lightserve.model_worker.tensor_parallel import Ranks
 
 
 class Backend(Protocol):
@@ -17,29 +19,28 @@ class Backend(Protocol):
     Each implementation has a ``begin`` of its own: its runner tells it there of the batch that comes next.
     """
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Prepare a projection. It may keep its own layout of ``weight`` only.
+    def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormedLinear:
+        """Prepare a projection of normalised rows. Like all that follow it may keep its own layout of the weight only.
 
         Args:
             weight: [out_features, in_features].
             bias: [out_features] or None.
         """
 
-    def norm_linear(self, gain: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormLinear:
-        """Prepare a residual sum, a norm and a projection of what it gives.
-
-        Args:
-            gain: [in_features], of the norm.
-            weight: [out_features, in_features].
-            bias: [out_features] or None.
-        """
-
-    def norm_gated_linear(self, gain: torch.Tensor, weight: torch.Tensor) -> NormLinear:
+    def normed_gated_linear(self, weight: torch.Tensor) -> NormedLinear:
         """Prepare the same with silu(gate) * up after it.
 
         Args:
-            gain: [in_features], of the norm.
             weight: [2 * out_features, in_features]; gate rows, then up rows.
+        """
+
+    def linear_add_norm(self, weight: torch.Tensor, gain: torch.Tensor, ranks: Ranks) -> LinearAddNorm:
+        """Prepare a projection that is summed over ranks and added to the residual, and the norm of that sum.
+
+        Args:
+            weight: [size, in_features], this rank's.
+            gain: [size], of the norm.
+            ranks: Each projects its part.
         """
 
     def head(self, weight: torch.Tensor) -> Linear:
@@ -61,20 +62,8 @@ class Backend(Protocol):
             [num_tokens, hidden_size], of the residual stream's type; zeros for ids outside the shard.
         """
 
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, *, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Add ``x`` to ``residual`` in place and normalise the sum.
-
-        Args:
-            x: [num_tokens, hidden_size], may be changed.
-            residual: [num_tokens, hidden_size], changed.
-            gain: [hidden_size].
-            out: [num_tokens, hidden_size] contiguous; unless given, the implementation chooses a place.
-
-        Returns:
-            [num_tokens, hidden_size], of the weights' type.
-        """
+    def norm(self, x: torch.Tensor, gain: torch.Tensor) -> Normed:
+        """Normalise ``x`` [num_tokens, hidden_size] by rows, with ``gain`` [hidden_size]."""
 
     def attention(
         self, qkv: torch.Tensor, kv_layer: torch.Tensor, *, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None

@@ -4,6 +4,9 @@ from typing import Protocol
 
 import torch
 
+from lightserve.kernels.normed import Normed
+from lightserve.model_worker.tensor_parallel import Ranks
+
 
 class Linear(Protocol):
     """A projection with its weight."""
@@ -12,49 +15,52 @@ class Linear(Protocol):
         """Map [n, in_features] to [n, out_features]."""
 
 
-class NormLinear(Protocol):
-    """Residual sum, RMSNorm and projection in one, with silu(gate) · up after it if it was so made."""
+class NormedLinear(Protocol):
+    """A projection of normalised rows, with silu(gate) · up after it if it was so made."""
 
-    def __call__(self, x: torch.Tensor | None, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add ``x`` (if any) to the residual, normalise the sum, and project it.
+    def __call__(self, normed: Normed, /) -> torch.Tensor:
+        """Map [n, in_features] to [n, out_features]."""
+
+
+class LinearAddNorm(Protocol):
+    """A projection, summed over the ranks; its sum with the residual; the RMSNorm of that sum."""
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor, *, out: torch.Tensor | None = None) -> Normed:
+        """Project ``x`` [n, in_features], add it to ``residual`` [n, size] in place, and normalise the sum.
 
         Args:
-            x: [n, in_features], may be changed.
-            residual: [n, in_features], may be changed.
-
-        Returns:
-            [n, out_features], and the new residual.
+            x: [n, in_features].
+            residual: [n, size], changed.
+            out: [n, size] contiguous; if given, the norm is complete and lies there.
         """
 
 
-class Norms(Protocol):
-    """The two norms of a backend."""
+class AddNorm(Protocol):
+    """The norm of a backend."""
 
-    def rms_norm(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        """Normalise ``x`` [n, size] by rows, with ``gain`` [size]; gives [n, size]."""
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Add ``x`` [n, size] to ``residual`` [n, size] in place, and normalise the sum with ``gain`` [size]."""
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        """Add ``x`` [n, size] to ``residual`` [n, size] in place, and normalise the sum as ``rms_norm`` does."""
 
-
-class NormThenLinear:
-    """A norm, then a projection.
+class LinearThenAddNorm:
+    """Implements ``LinearAddNorm`` by one after the other.
 
     Args:
-        norms: Of the backend.
-        gain: [in_features], of the norm.
         linear: The projection.
+        norm: Of the backend.
+        gain: [size], of the norm.
+        ranks: Each projects its part.
     """
 
-    def __init__(self, norms: Norms, gain: torch.Tensor, linear: Linear) -> None:
-        self._norms = norms
-        self._gain = gain
+    def __init__(self, linear: Linear, norm: AddNorm, gain: torch.Tensor, ranks: Ranks) -> None:
         self._linear = linear
+        self._norm = norm
+        self._gain = gain
+        self._ranks = ranks
 
-    def __call__(self, x: torch.Tensor | None, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add ``x`` (if any) to the residual in place, normalise the sum, and project it."""
-        if x is None:
-            normed = self._norms.rms_norm(residual, self._gain)
-        else:
-            normed = self._norms.add_rms_norm(x, residual, self._gain)
-        return self._linear(normed), residual
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor, *, out: torch.Tensor | None = None) -> Normed:
+        """Project, add, normalise."""
+        projected = self._ranks.all_reduce(self._linear(x))
+        return Normed(self._norm.add_rms_norm(projected, residual, self._gain, out=out))

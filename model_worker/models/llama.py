@@ -4,6 +4,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from lightserve.kernels.normed import Normed
 from lightserve.model_config import ModelConfig
 from lightserve.model_worker.kv_cache import KVCache
 from lightserve.model_worker.layers.backend import Backend
@@ -17,13 +18,13 @@ BackendT = TypeVar("BackendT", bound=Backend)
 class DecoderLayer:
     """Attention and feed-forward of one layer, this rank's share."""
 
-    def __init__(self, weights: LayerWeights, backend: Backend) -> None:
-        self.qkv = backend.norm_linear(weights.input_norm, weights.qkv, weights.qkv_bias)
+    def __init__(self, weights: LayerWeights, next_norm: torch.Tensor, backend: Backend, ranks: Ranks) -> None:
+        self.qkv = backend.normed_linear(weights.qkv, weights.qkv_bias)
         self.q_norm = weights.q_norm
         self.k_norm = weights.k_norm
-        self.o_proj = backend.linear(weights.o_proj)
-        self.gate_up = backend.norm_gated_linear(weights.post_attention_norm, weights.gate_up)
-        self.down_proj = backend.linear(weights.down_proj)
+        self.o_proj = backend.linear_add_norm(weights.o_proj, weights.post_attention_norm, ranks)
+        self.gate_up = backend.normed_gated_linear(weights.gate_up)
+        self.down_proj = backend.linear_add_norm(weights.down_proj, next_norm, ranks)
 
 
 class LlamaModel(Generic[BackendT]):
@@ -53,26 +54,31 @@ class LlamaModel(Generic[BackendT]):
         self.backend = backend
         self._ranks = ranks
         self._embedding = weights.embedding
-        self._layers = [DecoderLayer(weights.layers.pop(0), backend) for _ in range(config.num_layers)]
-        self._final_norm = weights.final_norm
+        self._first_norm, *next_norms = (layer.input_norm for layer in weights.layers)
+        self._layers = [
+            DecoderLayer(weights.layers.pop(0), next_norm, backend, ranks)
+            for next_norm in [*next_norms, weights.final_norm]
+        ]
         self._lm_head = backend.head(weights.lm_head)
 
-    def forward(self, token_ids: torch.Tensor, kv_cache: KVCache, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, kv_cache: KVCache, *, out: torch.Tensor) -> torch.Tensor:
         """Run the batch that the backend has begun, writing its K and V.
 
         Args:
             token_ids: [num_tokens] int32, none negative.
             kv_cache: This rank's.
-            out: [num_tokens, hidden_size] contiguous; made when not given.
+            out: [num_tokens, hidden_size] contiguous, of the weights' type.
 
         Returns:
-            [num_tokens, hidden_size], last hidden states.
+            ``out``: last hidden states.
         """
         embedded = self.backend.embedding(token_ids, self._embedding, first_id=self._first_id)
-        x, residual = self._run_layer(self._layers[0], kv_cache.layers[0], None, self._ranks.all_reduce(embedded))
-        for layer, kv_layer in zip(self._layers[1:], kv_cache.layers[1:], strict=True):
-            x, residual = self._run_layer(layer, kv_layer, x, residual)
-        return self.backend.add_rms_norm(x, residual, self._final_norm, out=out)
+        residual = self._ranks.all_reduce(embedded)
+        normed = self.backend.norm(residual, self._first_norm)
+        for layer, kv_layer in zip(self._layers, kv_cache.layers, strict=True):
+            activated = self._activate(layer, kv_layer, normed, residual)
+            normed = layer.down_proj(activated, residual, out=out if layer is self._layers[-1] else None)
+        return normed.rows
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states to logits.
@@ -85,12 +91,10 @@ class LlamaModel(Generic[BackendT]):
         """
         return self._ranks.all_gather_columns(self._lm_head(hidden))
 
-    def _run_layer(
-        self, layer: DecoderLayer, kv_layer: torch.Tensor, x: torch.Tensor | None, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give what the layer adds to the residual, and the residual it adds it to."""
-        qkv, residual = layer.qkv(x, residual)
+    def _activate(
+        self, layer: DecoderLayer, kv_layer: torch.Tensor, normed: Normed, residual: torch.Tensor
+    ) -> torch.Tensor:
+        """Run a layer up to its last projection; attention's result is added to the residual."""
+        qkv = layer.qkv(normed)
         attended = self.backend.attention(qkv, kv_layer, q_norm=layer.q_norm, k_norm=layer.k_norm)
-        x = self._ranks.all_reduce(layer.o_proj(attended))
-        activated, residual = layer.gate_up(x, residual)
-        return self._ranks.all_reduce(layer.down_proj(activated)), residual
+        return layer.gate_up(layer.o_proj(attended, residual))

@@ -37,7 +37,7 @@ class CrampedModel(LlamaModel[CpuBackend]):
         self.max_tokens = max_tokens
         self.num_failures = 0
 
-    def forward(self, token_ids: torch.Tensor, kv_cache: KVCache, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, kv_cache: KVCache, *, out: torch.Tensor) -> torch.Tensor:
         if len(token_ids) > self.max_tokens:
             self.num_failures += 1
             raise torch.OutOfMemoryError("no room")
