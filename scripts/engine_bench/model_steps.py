@@ -68,6 +68,7 @@ class ModelSteps:
         self._shapes = blueprint.shapes
         self._num_slots = num_slots
         self._capturer = capturer
+        self._graphs: list[Graph] = []  # kept: with the last one torch would give up the memory that they share
         self._random = np.random.default_rng(0)
         slots = self._random.integers(0, num_slots, tuple(self._rows.req_to_slots.shape), dtype=np.int32)
         self._rows.req_to_slots.copy_(torch.from_numpy(slots))
@@ -105,7 +106,8 @@ class ModelSteps:
         words = torch.zeros(self._inputs.num_words, dtype=torch.int32, pin_memory=torch.cuda.is_available())
         end = self._inputs.stage_forward(words.numpy(), batch, shape)
         self._inputs.copy(words, self._inputs.base, end)
-        return shape, self._capturer.capture(partial(self._step.forward, shape))
+        self._graphs.append(self._capturer.capture(partial(self._step.forward, shape)))
+        return shape, self._graphs[-1]
 
     def _batch(self, num_decode: int, context: int, chunk_lens: Sequence[int]) -> HostBatch:
         extend_lens = np.array([1] * num_decode + list(chunk_lens), dtype=np.int32)
