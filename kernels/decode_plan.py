@@ -43,7 +43,7 @@ def plan_decode_reference(
     num_packs = num_kv_heads // heads_per_pack(num_heads, num_kv_heads, head_dim)
     plan, lengths = _empty_plan(seq_lens, num_packs, num_heads, num_kv_heads, head_dim), seq_lens.tolist()
     num_present = sum(length > 0 for length in lengths)
-    shortest = SHORT_CHUNK if num_present < _num_filling(num_packs, seq_lens.device) else LONG_CHUNK
+    shortest = SHORT_CHUNK if num_present < _num_filling(len(lengths), num_packs, seq_lens.device) else LONG_CHUNK
     chunks = itertools.count(shortest, CHUNK_STEP)
     chunk = next(chunk for chunk in chunks if sum(_count(length, chunk) for length in lengths) <= len(plan.items))
     items: list[list[int]] = []
@@ -88,7 +88,7 @@ def plan_decode(
             plan.requests,
             num_reqs,
             len(plan.items),
-            _num_filling(num_packs, seq_lens.device),
+            _num_filling(num_reqs, num_packs, seq_lens.device),
             CHUNK_STEP=CHUNK_STEP,
             SHORT_CHUNK=SHORT_CHUNK,
             LONG_CHUNK=LONG_CHUNK,
@@ -164,9 +164,10 @@ def heads_per_pack(num_heads: int, num_kv_heads: int, head_dim: int) -> int:
     return 2 if fits and head_dim <= 64 else 1
 
 
-def _num_filling(num_packs: int, device: torch.device) -> int:
-    """Give the number of whole requests that fill the device."""
-    return -(-9 * num_multiprocessors(device) // (10 * num_packs))
+def _num_filling(num_reqs: int, num_packs: int, device: torch.device) -> int:
+    """Give the number of whole requests that fill the device, as a launch for ``num_reqs`` fills it."""
+    programs = launch_rule(num_reqs, num_packs, device).programs * num_multiprocessors(device)
+    return -(-9 * programs // (10 * num_packs))
 
 
 class Item(NamedTuple):

@@ -31,6 +31,7 @@ class CudaBackend:
         head_dim: Of queries, K and V.
         eps: Of every norm.
         max_position: Positions are below.
+        dtype: Of activations.
         device: The GPU.
     """
 
@@ -43,6 +44,7 @@ class CudaBackend:
         head_dim: int,
         eps: float,
         max_position: int,
+        dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._num_heads = num_heads
@@ -50,6 +52,7 @@ class CudaBackend:
         self._head_dim = head_dim
         self._eps = eps
         self._scale = head_dim**-0.5
+        self._dtype = dtype
         positions = torch.arange(max_position)
         self._cos_sin = cos_sin(positions, inverse_frequencies(rope, head_dim), rope.attention_factor).to(device)
 
@@ -66,7 +69,10 @@ class CudaBackend:
         self._positions = words[sections.positions]
         self._out_slots = words[sections.out_slots]
         # Decode attention writes a row for each decode row that there is room for.
-        self._num_padded = max(shape.num_tokens, shape.num_decode)
+        num_padded = max(shape.num_tokens, shape.num_decode)
+        # Prefill attention writes no padding rows: zeros for all layers, lest they grow beyond all bounds.
+        make = torch.zeros if shape.num_chunks else torch.empty
+        self._attended = make(num_padded, self._num_heads, self._head_dim, dtype=self._dtype, device=words.device)
         self._decode = self._plan_decode(words, shape) if shape.num_decode else None
         num_launches = shape.num_chunks // CHUNKS_PER_LAUNCH
         self._prefills = [self._plan_prefill(words, shape, launch) for launch in range(num_launches)]
@@ -138,10 +144,10 @@ class CudaBackend:
 
         A batch of decode rows leaves the rotation and the writing to decode attention. In any other the decode kernel
         writes one row for each decode row that there is room for, zeros where none is, and the prefill kernel then
-        writes those of its tokens. Padding rows may be left as they are.
+        writes those of its tokens. What is returned holds until the next call.
         """
         rotation = Rotation(self._cos_sin, q_norm, k_norm, self._eps)
-        out = torch.empty(self._num_padded, self._num_heads, self._head_dim, dtype=qkv.dtype, device=qkv.device)
+        out = self._attended
         if self._decode is not None and not self._prefills:
             self._attend_decode(self._decode, qkv, kv_layer, out, rotation)
         else:

@@ -156,6 +156,7 @@ def _load_model(
         head_dim=config.head_dim,
         eps=config.rms_norm_eps,
         max_position=max_position,
+        dtype=dtype,
         device=device,
     )
     return LlamaModel(config, weights, shard, backend=backend, ranks=ranks)

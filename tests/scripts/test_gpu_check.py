@@ -1,5 +1,6 @@
 """The checks for GPUs, as far as a machine without one can run them."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from engine_bench.engine_host import open_engine
 from gpu_check import Outcome, main, report, summarize
 from gpu_checks import sanitizer_check
+from gpu_checks.gpu_memory import used_mib
 from gpu_checks.memory_check import brim_lengths, fill_pool, run_largest_steps, slots_that_fit
 from gpu_checks.pressure_check import press
 from gpu_checks.ranks_check import compare_model, write_tiny
@@ -187,3 +189,13 @@ def test_the_resident_memory_of_a_launcher_and_its_children_is_read() -> None:
         shell.communicate(b"\n")
     assert {name.split()[0] for name in found} == {"sh", "sleep"}
     assert all(0 < mib < 100 for mib in found.values())
+
+
+def test_memory_is_that_of_the_gpus_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text('#!/bin/sh\ncase "$*" in *--id=1) echo 30 ;; *) echo 12; echo 30 ;; esac\n')
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert used_mib() == 42
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert used_mib() == 30
