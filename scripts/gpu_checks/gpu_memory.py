@@ -2,8 +2,7 @@
 
 import os
 import subprocess
-
-_QUERY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+from collections.abc import Collection
 
 
 def used_mib() -> int:
@@ -13,6 +12,21 @@ def used_mib() -> int:
         subprocess.CalledProcessError: The driver does not answer.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    chosen = [f"--id={visible}"] if visible else []
-    lines = subprocess.run([*_QUERY, *chosen], check=True, capture_output=True, text=True).stdout.split()
+    lines = _ask("--query-gpu=memory.used", *([f"--id={visible}"] if visible else []))
     return sum(int(line) for line in lines)
+
+
+def used_mib_of(pids: Collection[int]) -> int:
+    """MiB in use by these processes; by all, where the driver does not tell processes apart.
+
+    Raises:
+        subprocess.CalledProcessError: The driver does not answer.
+    """
+    fields = [line.split(", ") for line in _ask("--query-compute-apps=pid,used_memory")]
+    used = [int(mib) for pid, mib in fields if int(pid) in pids and mib.isdecimal()]
+    return sum(used) if used else used_mib()
+
+
+def _ask(*query: str) -> list[str]:
+    command = ["nvidia-smi", *query, "--format=csv,noheader,nounits"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()

@@ -3,7 +3,7 @@
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from script_tools.json_file import write_json
 from script_tools.load_generator import send_load
 from script_tools.running_server import BENCH_FLAGS, running_server
 
-from gpu_checks.gpu_memory import used_mib
+from gpu_checks.gpu_memory import used_mib_of
 
 _CLIENT_FLAGS = ("--client_processes", "4")
 _INTERVAL_S = 10.0
@@ -31,7 +31,7 @@ class Sample:
 
     Attributes:
         at_s: Since the load began.
-        device_mib: In use on all GPUs.
+        device_mib: In use on all GPUs by the server.
         host_mib: Resident, of each process of the server, by its pid and name.
     """
 
@@ -40,14 +40,7 @@ class Sample:
     host_mib: Mapping[str, float]
 
 
-def saturate(
-    model_dir: Path,
-    trace: Path,
-    minutes: float,
-    folder: Path | None = None,
-    *,
-    read_device_mib: Callable[[], int] = used_mib,
-) -> bool:
+def saturate(model_dir: Path, trace: Path, minutes: float, folder: Path | None = None) -> bool:
     """Serve random weights and send a trace, all its requests at once, again and again.
 
     Args:
@@ -55,7 +48,6 @@ def saturate(
         trace: Lengths (CSV); each run draws new ids, so that the prefix cache is of no use.
         minutes: No run begins later; the last one is awaited.
         folder: Where the runs' JSON files and ``memory.json`` are kept.
-        read_device_mib: Tells the device's memory in use.
 
     Returns:
         Whether no request failed and neither memory grew.
@@ -66,7 +58,7 @@ def saturate(
     ):
         kept = folder or Path(scratch)
         kept.mkdir(parents=True, exist_ok=True)
-        with _sampling(server.pid, read_device_mib) as samples:
+        with _sampling(server.pid) as samples:
             runs = list(_run_again_and_again(server.url, trace, time.monotonic() + 60 * minutes, kept))
         write_json(kept / "memory.json", samples)
     print(
@@ -124,14 +116,16 @@ def _slope(samples: Sequence[Sample], name: str) -> float:
 
 
 @contextmanager
-def _sampling(server_pid: int, read_device_mib: Callable[[], int]) -> Iterator[list[Sample]]:
+def _sampling(server_pid: int) -> Iterator[list[Sample]]:
     """Take a sample every few seconds, on a thread, until the block ends."""
     samples: list[Sample] = []
     done, start = threading.Event(), time.monotonic()
 
     def sample() -> None:
         while not done.wait(_INTERVAL_S):
-            samples.append(Sample(time.monotonic() - start, read_device_mib(), resident_mib(server_pid)))
+            resident = resident_mib(server_pid)
+            device_mib = used_mib_of([int(name.rpartition(" ")[2]) for name in resident])
+            samples.append(Sample(time.monotonic() - start, device_mib, resident))
 
     thread = threading.Thread(target=sample)
     thread.start()

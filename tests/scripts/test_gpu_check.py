@@ -8,7 +8,7 @@ import pytest
 from engine_bench.engine_host import open_engine
 from gpu_check import Outcome, main, report, summarize
 from gpu_checks import sanitizer_check
-from gpu_checks.gpu_memory import used_mib
+from gpu_checks.gpu_memory import used_mib, used_mib_of
 from gpu_checks.memory_check import brim_lengths, fill_pool, run_largest_steps, slots_that_fit
 from gpu_checks.pressure_check import press
 from gpu_checks.ranks_check import compare_model, write_tiny
@@ -191,11 +191,25 @@ def test_the_resident_memory_of_a_launcher_and_its_children_is_read() -> None:
     assert all(0 < mib < 100 for mib in found.values())
 
 
-def test_memory_is_that_of_the_gpus_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text('#!/bin/sh\ncase "$*" in *--id=1) echo 30 ;; *) echo 12; echo 30 ;; esac\n')
+def answer_as_driver(monkeypatch: pytest.MonkeyPatch, folder: Path, cases: str) -> None:
+    driver = folder / "nvidia-smi"
+    driver.write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\n')
     driver.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_memory_is_that_of_the_gpus_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_as_driver(monkeypatch, tmp_path, "*--id=1*) echo 30 ;; *) echo 12; echo 30 ;;")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert used_mib() == 42
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert used_mib() == 30
+
+
+@pytest.mark.parametrize(("used", "mib"), [("300", 300), ("[N/A]", 512)])
+def test_memory_of_processes_is_theirs_where_the_driver_tells(
+    used: str, mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = f'*compute-apps*) echo "7, {used}"; echo "8, 200" ;; *) echo 512 ;;'
+    answer_as_driver(monkeypatch, tmp_path, cases)
+    assert used_mib_of([7, 9]) == mib
