@@ -88,19 +88,13 @@ class CudaRunner:
 
     def launch_empty(self, shape: ForwardShape | SampleShape) -> None:
         """Launch a shape's work, kernel by kernel, on words that are all zero: on empty requests."""
-        self._send_padding()
+        self._inputs.clear()
         self._launch_kernels(shape)
 
     def capture(self, shape: ForwardShape | SampleShape, capturer: Capturer) -> Graph:
         """Capture a shape's work."""
-        self._send_padding()
+        self._inputs.clear()
         return capturer.capture(partial(self._launch_kernels, shape))
-
-    def _send_padding(self) -> None:
-        """Send words that are all zero, as they are before the first step: in any shape, empty requests."""
-        memory = next(self._memories)
-        self._inputs.copy(memory.pinned_words, 0, self._inputs.num_words)
-        memory.mark()
 
     def _launch(self, shape: ForwardShape | SampleShape) -> None:
         graph = self._graphs.get(shape)

@@ -298,6 +298,10 @@ class StepInputs:
             forbidden[len(sampled_rows) :] = -1
         return start
 
+    def clear(self) -> None:
+        """Fill the device's words with zeros: whatever the shape, a batch of padding in slot 0."""
+        self._device_words.zero_()
+
     def copy(self, words: torch.Tensor, start: int, end: int) -> None:
         """Send the words [start, end) to the device, from page-locked memory."""
         copy_words(words[start:end], out=self._device_words[start:end])

@@ -32,8 +32,10 @@ class PlainCapturer:
         return PlainGraph(work)
 
 
-def make_blueprint(folder: Path, *, max_tokens: int = 64, vocab_size: int = 1 << 30) -> CudaBlueprint:
-    """Everything about an engine over the model in ``folder``, in float32, but its number of slots."""
+def make_blueprint(
+    folder: Path, *, max_tokens: int = 64, vocab_size: int = 1 << 30, dtype: torch.dtype = torch.float32
+) -> CudaBlueprint:
+    """Everything about an engine over the model in ``folder`` but its number of slots."""
     config = load_model_config(folder)
     return load_blueprint(
         config,
@@ -42,16 +44,18 @@ def make_blueprint(folder: Path, *, max_tokens: int = 64, vocab_size: int = 1 <<
         max_tokens=max_tokens,
         max_req_total_len=MAX_LEN,
         vocab_size=min(config.vocab_size, vocab_size),
-        dtype=torch.float32,
+        dtype=dtype,
         device=DEVICE,
         load_format="auto",
     )
 
 
 @torch.inference_mode()
-def open_cuda_engine(folder: Path, *, graphs: bool, vocab_size: int = 1 << 30) -> Engine[CudaRunner]:
+def open_cuda_engine(
+    folder: Path, *, graphs: bool, vocab_size: int = 1 << 30, dtype: torch.dtype = torch.float32
+) -> Engine[CudaRunner]:
     """An engine over the model in ``folder``; without a GPU, its graphs are plain calls."""
-    return make_blueprint(folder, vocab_size=vocab_size).build(NUM_SLOTS, _capturer() if graphs else None)
+    return make_blueprint(folder, vocab_size=vocab_size, dtype=dtype).build(NUM_SLOTS, _capturer() if graphs else None)
 
 
 def _capturer() -> Capturer:

@@ -7,11 +7,13 @@ import torch
 
 from lightserve.ipc.messages import NewReq, StepPlan, pack_int32, unpack_int32
 from lightserve.model_worker.cuda.runner import CudaRunner
+from lightserve.model_worker.cuda.step_inputs import ForwardShape
 from lightserve.model_worker.engine import Engine
 from lightserve.sampling_params import SamplingParams
+from tests.model_worker.references import make_reference
 from tests.model_worker.tiny_checkpoint import write_checkpoint
-from tests.model_worker.tiny_cuda import open_cuda_engine
-from tests.model_worker.tiny_engine import generate, open_engine, random_prompts
+from tests.model_worker.tiny_cuda import make_blueprint, open_cuda_engine
+from tests.model_worker.tiny_engine import NUM_SLOTS, generate, open_engine, random_prompts
 
 # Interpreting is slow: a GPU takes more of everything.
 ON_GPU = torch.cuda.is_available()
@@ -92,3 +94,24 @@ def test_a_steps_result_outlives_the_launch_of_the_next(folder: Path) -> None:
     first = engine.step(StepPlan(0, b"", [new], b"", row, pack_int32([0]), pack_int32([3]), pack_int32([4, 5, 6])))
     second = engine.step(StepPlan(1, b"", [], row, b"", b"", b"", pack_int32([7])))
     assert [unpack_int32(step.result().token_ids).tolist() for step in (first, second)] == [[i] for i in expected]
+
+
+@torch.inference_mode()
+def test_a_step_without_requests_is_one_whatever_ran_before(folder: Path) -> None:
+    blueprint = make_blueprint(folder)
+    runner = blueprint.build(NUM_SLOTS, None).runner
+    for step_id in range(2):  # so that the words of both steps in flight are no zeros
+        runner.run(step_id, blueprint.largest_batch(NUM_SLOTS)).result()
+    for shape in [shape for shape in blueprint.shapes.largest if isinstance(shape, ForwardShape)]:
+        runner.launch_empty(shape)
+        assert not runner._inputs._device_words.any()
+
+
+def test_first_ids_in_bfloat16_are_those_of_float32(tmp_path: Path) -> None:
+    make_reference("qwen2", tmp_path)
+    prompts, first = random_prompts(LENGTHS), SamplingParams(1, temperature=0.0)
+    expected = generate(open_engine(tmp_path), prompts, first)
+    engine = open_cuda_engine(tmp_path, graphs=False, dtype=torch.bfloat16)
+    for req, reference in zip(generate(engine, prompts, first, chunk=7), expected, strict=True):
+        assert req.output_ids == reference.output_ids
+        assert req.logprobs == pytest.approx(reference.logprobs, abs=0.1)

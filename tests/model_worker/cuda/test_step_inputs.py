@@ -20,6 +20,7 @@ from lightserve.model_worker.host_batch import HostBatch
 from lightserve.model_worker.req_rows import ReqRows
 from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.sampling_params import SamplingParams
+from tests.kernels.kit import DEVICE
 
 NUM_ROWS, PADDING_SLOT, EOS = 8, 99, (2, 3)
 LARGEST = ForwardShape(64, 16, 64)
@@ -41,13 +42,17 @@ def make_inputs() -> StepInputs:
         max_sampled=8,
         num_eos_ids=len(EOS),
         padding_slot=PADDING_SLOT,
-        device=torch.device("cpu"),
+        device=DEVICE,
     )
+
+
+def host_words(inputs: StepInputs) -> torch.Tensor:
+    return torch.full((inputs.num_words,), -7, dtype=torch.int32, pin_memory=DEVICE.type == "cuda")
 
 
 def test_a_batch_arrives_padded_with_tokens_that_touch_no_request() -> None:
     inputs, shape = make_inputs(), ForwardShape(10, 4, 64)
-    pinned = torch.full((inputs.num_words,), -7, dtype=torch.int32)
+    pinned = host_words(inputs)
     end = inputs.stage_forward(pinned.numpy(), BATCH, shape)
     inputs.copy(pinned, inputs.base, end)
     words, sections = inputs.forward(shape), forward_sections(shape)
@@ -70,7 +75,7 @@ def test_sampling_finds_each_rows_parameters_and_ids_that_may_not_end_it_yet() -
         rows.enter(req := NewReq(row, pack_int32(range(2)), 2, b"", sampling))
         params.enter(req)
     shape = SampleShape(4, Sampling.ADJUST)
-    pinned = torch.full((inputs.num_words,), -7, dtype=torch.int32)
+    pinned = host_words(inputs)
     start = inputs.stage_sampling(pinned.numpy(), BATCH, shape, params, rows, 1)
     inputs.copy(pinned, start, inputs.base)
     words, sections = inputs.sample(shape), sample_sections(shape, inputs.forbidden_width)
