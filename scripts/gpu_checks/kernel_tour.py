@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Launch every kernel a few times at small, odd sizes, without graphs: for tools under which each launch is slow.
 
-    kernel_tour.py [--no_padding] [--compile_only]
+    kernel_tour.py [--no_padding] [--own_products] [--compile_only]
 
 Tiny engines run prompts of several lengths, alone and together, with every way of sampling, in float32 and bfloat16.
 Exit status: 1 if some kernel was not launched.
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,6 +30,7 @@ from script_tools.random_checkpoint import spread_numbers, write_checkpoint
 
 import lightserve.kernels
 from lightserve.kernels.compile_ahead import compiling_ahead
+from lightserve.kernels.skinny_gemm import MAX_ROWS
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.cuda.blueprint import load_blueprint
 from lightserve.model_worker.host import num_usable_cpus
@@ -70,11 +71,22 @@ class Group:
 
 @dataclass(frozen=True)
 class Tour:
-    """What is run: every group on every model in every dtype."""
+    """What is run: every group on every model in every dtype.
+
+    Attributes:
+        own_products: In bfloat16 no step has more tokens than our own products take.
+    """
 
     models: Sequence[Model]
     dtypes: Sequence[torch.dtype]
     groups: Sequence[Group]
+    own_products: bool = False
+
+    def groups_in(self, dtype: torch.dtype) -> Sequence[Group]:
+        """Give the groups as they run in one dtype."""
+        if not self.own_products or dtype is not torch.bfloat16:
+            return self.groups
+        return [replace(group, chunk=min(group.chunk, MAX_ROWS)) for group in self.groups]
 
 
 # A prompt of 530 is long enough for its keys to be copied side by side; one row and sixteen are what kernels have room
@@ -91,7 +103,8 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     compiling = compiling_ahead(num_usable_cpus()) if options.compile_only else nullcontext()
     with compiling:
-        launched = run_tour(_tour(has_padding=not options.no_padding), torch.device("cuda", 0))
+        tour = _tour(has_padding=not options.no_padding, own_products=options.own_products)
+        launched = run_tour(tour, torch.device("cuda", 0))
     missing = sorted(all_kernels() - launched)
     print(f"{len(launched)} kernels were launched" + "".join(f"\nnever launched: {name}" for name in missing))
     return 1 if missing else 0
@@ -100,13 +113,14 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no_padding", action="store_true", help="no step in which rows are left unwritten on purpose")
+    parser.add_argument("--own_products", action="store_true", help="in bfloat16 no product by the library")
     parser.add_argument("--compile_only", action="store_true", help="fill the compiler's cache, run nothing")
     return parser.parse_args(arguments)
 
 
-def _tour(*, has_padding: bool) -> Tour:
+def _tour(*, has_padding: bool, own_products: bool) -> Tour:
     groups = (*_FULL_GROUPS, _PADDED_GROUP) if has_padding else _FULL_GROUPS
-    return Tour(_MODELS, [torch.float32, torch.bfloat16], groups)
+    return Tour(_MODELS, [torch.float32, torch.bfloat16], groups, own_products)
 
 
 def run_tour(tour: Tour, device: torch.device) -> set[Kernel]:
@@ -116,7 +130,7 @@ def run_tour(tour: Tour, device: torch.device) -> set[Kernel]:
         for model in tour.models:
             path = _write_model(Path(folder), model)
             for dtype in tour.dtypes:
-                _run_engine(path, dtype, device, tour.groups)
+                _run_engine(path, dtype, device, tour.groups_in(dtype))
     return launched
 
 

@@ -7,6 +7,7 @@ import torch
 from gpu_checks.kernel_tour import Group, Kernel, Model, Tour, all_kernels, run_tour
 
 from lightserve.kernels import prefill_attention
+from lightserve.kernels.skinny_gemm import MAX_ROWS
 from lightserve.sampling_params import SamplingParams
 
 WAYS = [
@@ -19,6 +20,12 @@ TOURS = [
     Tour([MODEL], [torch.bfloat16], [Group([6], 8, WAYS[:1]), Group([1, 2], 8, WAYS)]),
     Tour([MODEL], [torch.float32], [Group([2], 8, WAYS[:1])]),
 ]
+
+
+def test_our_own_products_take_every_step_in_bfloat16_if_asked() -> None:
+    tour = Tour([MODEL], [torch.float32, torch.bfloat16], [Group([530], 600), Group([3], 8)], own_products=True)
+    assert [group.chunk for group in tour.groups_in(torch.bfloat16)] == [MAX_ROWS, 8]
+    assert tour.groups_in(torch.float32) == tour.groups
 
 
 def test_no_two_kernels_have_one_name() -> None:
