@@ -35,8 +35,8 @@ class _Tool:
 _TOOLS = (
     _Tool("memcheck", (), _NO_CACHE),
     _Tool("racecheck", (), {}),
-    # Rows that pad a step are computed from whatever there is, and read by nobody. All that a library's bfloat16 product
-    # has written is reported as never written: 576,640 reads in all on an H200, the first 1,000 of one such product.
+    # Rows that pad a step are computed from whatever there is, and read by nobody. What the library's bfloat16 products
+    # write the tool does not see: on an H200 all of the first 1,000 reads that it reported were of one such product.
     _Tool("initcheck", ("--no_padding", "--own_products"), _NO_CACHE),
 )
 
