@@ -2,7 +2,7 @@
 
 next_token[req_rows[i]] = token_ids[i]
 token_counts[req_rows[i], token_ids[i]] += 1, where token_ids[i] >= 0
-out[place] = token_ids, then the bits of logprobs
+out[out_row] = token_ids, then the bits of logprobs
 """
 
 import torch
@@ -19,7 +19,7 @@ def commit_tokens_reference(
     req_rows: torch.Tensor,
     next_token: torch.Tensor,
     *,
-    place: torch.Tensor,
+    out_row: torch.Tensor,
     out: torch.Tensor,
     token_counts: torch.Tensor | None = None,
 ) -> None:
@@ -27,7 +27,7 @@ def commit_tokens_reference(
     rows = req_rows.long()
     next_token[rows] = token_ids
     results = torch.cat([token_ids, logprobs.view(torch.int32)])
-    out[int(place), : len(results)] = results
+    out[int(out_row), : len(results)] = results
     if token_counts is not None:
         ones = (token_ids >= 0).to(torch.int32)
         token_counts.index_put_((rows, token_ids.clamp_min(0).long()), ones, accumulate=True)
@@ -39,7 +39,7 @@ def commit_tokens(
     req_rows: torch.Tensor,
     next_token: torch.Tensor,
     *,
-    place: torch.Tensor,
+    out_row: torch.Tensor,
     out: torch.Tensor,
     token_counts: torch.Tensor | None = None,
 ) -> None:
@@ -50,8 +50,8 @@ def commit_tokens(
         logprobs: [n] float32.
         req_rows: [n] int32, distinct except for padding rows.
         next_token: [num_rows] int32, changed.
-        place: [1] int32, a row of ``out``.
-        out: [num_places, width] int32, rows contiguous, at least 2 · n wide; may be page-locked host memory. The front
+        out_row: [1] int32, which row of ``out``.
+        out: [r, width] int32, rows contiguous, at least 2 · n wide; may be page-locked host memory. The front
             of one row is written.
         token_counts: [num_rows, vocab_size] int32, rows contiguous, changed; when not given, nothing is counted.
 
@@ -61,7 +61,7 @@ def commit_tokens(
     n = len(token_ids)
     check_contiguous((n,), token_ids=token_ids, logprobs=logprobs, req_rows=req_rows)
     check_contiguous((len(next_token),), next_token=next_token)
-    check_contiguous((1,), place=place)
+    check_contiguous((1,), out_row=out_row)
     check_rows(len(out), 2 * n, out=out)
     if token_counts is not None:
         check_rows(len(token_counts), 1, token_counts=token_counts)
@@ -72,7 +72,7 @@ def commit_tokens(
             req_rows,
             next_token,
             next_token if token_counts is None else token_counts,
-            place,
+            out_row,
             out,
             out.stride(0),
             0 if token_counts is None else token_counts.stride(0),
@@ -94,9 +94,9 @@ def _commit_tokens_kernel(
     req_rows,
     next_token,
     token_counts,
-    place,
+    out_row,
     out,
-    place_stride,
+    out_stride,
     counts_stride,
     n,
     COUNT: tl.constexpr,
@@ -110,7 +110,7 @@ def _commit_tokens_kernel(
     logprob = tl.load(logprobs + index, mask=inside, other=0)
     req_row = tl.load(req_rows + index, mask=inside, other=0).to(tl.int64)
     tl.store(next_token + req_row, token_id, mask=inside)
-    results = out + tl.load(place).to(tl.int64) * place_stride
+    results = out + tl.load(out_row).to(tl.int64) * out_stride
     tl.store(results + index, token_id, mask=inside)
     tl.store(results + n + index, logprob.to(tl.int32, bitcast=True), mask=inside)
     if COUNT:

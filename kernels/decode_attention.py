@@ -222,11 +222,13 @@ def _decode_attention_kernel(
         return
     table = req_to_slots + item.req_row * table_stride
     heads = kv_layer + pack * PACK_DIM
-    # the last layer's weights have driven these from the cache; K and V themselves would only delay the kernel before
+    # The last layer's weights have driven these from the cache: to fetch them saves 0.5 to 1 % of a 1B's step; to fetch
+    # K and V as well would delay the kernel before. 8 slots are the 32 bytes that come at once, and of long items the
+    # first 256 slots are enough.
     prefetch(table + tl.minimum(item.start + tl.arange(0, 32) * 8, tl.maximum(item.end - 1, 0)), PDL)
     if ROTATE:
         angles = cos_sin + tl.maximum(item.seq_len - 1, 0).to(tl.int64) * HEAD_DIM
-        prefetch(angles + tl.arange(0, 32) * HEAD_DIM // 32, PDL)
+        prefetch(angles + (tl.arange(0, 32) * HEAD_DIM) // 32, PDL)
     wait_for_previous(PDL)
 
     row = tl.arange(0, BLOCK_ROWS)

@@ -3,8 +3,7 @@
     rows = sum · gain,  square_sums = parts of Σ sum² of each row
     rms_norm(sum) · weightᵀ = rsqrt(Σ square_sums / size + eps) · (rows · weightᵀ)
 
-So no kernel stands between the two, and none waits for all of a row before it begins. What comes out is rounded once
-less than by ``rms_norm``; ``rows`` is rounded before the scaling instead of after it.
+So no kernel stands between the two, and none waits for all of a row before it begins.
 """
 
 from dataclasses import dataclass
@@ -12,19 +11,31 @@ from dataclasses import dataclass
 import torch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Scaling:
+    """What the rows of an RMSNorm are still to be multiplied by.
+
+    Attributes:
+        square_sums: [num_parts, n] float32, parts of each row's sum of squares.
+        eps: Added to their mean.
+    """
+
+    square_sums: torch.Tensor
+    eps: float
+
+    def factors(self, size: int) -> torch.Tensor:
+        """Compute the factor of each row of ``size`` numbers: [n, 1] float32."""
+        return torch.rsqrt(self.square_sums.sum(0) / size + self.eps)[:, None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Normed:
     """Rows of an RMSNorm.
 
     Attributes:
         rows: [n, size].
-        square_sums: [num_parts, n] float32: what their scaling is computed from; None: they are scaled.
+        scaling: What they are still to be multiplied by; None: nothing.
     """
 
     rows: torch.Tensor
-    square_sums: torch.Tensor | None = None
-
-
-def scale_reference(square_sums: torch.Tensor, size: int, eps: float) -> torch.Tensor:
-    """Compute what each row is still to be multiplied by: [n, 1] float32."""
-    return torch.rsqrt(square_sums.sum(0) / size + eps)[:, None]
+    scaling: Scaling | None = None

@@ -2,8 +2,8 @@
 
     plain:  out = x · weightᵀ + bias
     gated:  weight holds two halves, gate and up: out = silu(x · gateᵀ) · (x · upᵀ)
-    normed: x is a ``Normed`` whose scaling is left to the product
-    add_norm: residual += x · weightᵀ, and out is the ``Normed`` of the sum
+    scaled: x is rows of an RMSNorm whose scaling is left to the product
+    add_norm: residual += x · weightᵀ, and out is the sum's RMSNorm, its scaling left to the next product
 
 A program takes some rows of the weight and a part of k, streamed through the tensor cores; the last part to arrive adds
 all of them in a fixed order. Products and sums in float32. One row alone is left to ``gemv``.
@@ -11,6 +11,7 @@ all of them in a fixed order. Products and sums in float32. One row alone is lef
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,7 +21,7 @@ from lightserve.kernels.checks import check_contiguous, check_rows
 from lightserve.kernels.dot import dot
 from lightserve.kernels.gemv import check_weight, gemv, gemv_reference
 from lightserve.kernels.launch import dependent_launch, wait_for_previous
-from lightserve.kernels.normed import Normed, scale_reference
+from lightserve.kernels.normed import Normed, Scaling
 
 MAX_ROWS = 64
 
@@ -31,22 +32,21 @@ def skinny_gemm_reference(
     bias: torch.Tensor | None = None,
     *,
     gated: bool = False,
-    square_sums: torch.Tensor | None = None,
-    eps: float = 0.0,
+    scaling: Scaling | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Do what ``skinny_gemm`` does, in plain torch, for any number of rows."""
-    if square_sums is not None:
-        x = (x * scale_reference(square_sums, x.shape[1], eps)).to(x.dtype)
+    if scaling is not None:
+        x = (x * scaling.factors(x.shape[1])).to(x.dtype)
     return gemv_reference(x, weight, bias, gated=gated, out=out)
 
 
 def skinny_gemm_add_norm_reference(
-    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float
 ) -> Normed:
     """Do what ``skinny_gemm_add_norm`` does, in plain torch, with square sums of one part."""
     residual.add_(gemv_reference(x, weight))
-    return Normed(residual * gain, residual.float().square().sum(1)[None])
+    return Normed(residual * gain, Scaling(residual.float().square().sum(1)[None], eps))
 
 
 def skinny_gemm(
@@ -55,8 +55,7 @@ def skinny_gemm(
     bias: torch.Tensor | None = None,
     *,
     gated: bool = False,
-    square_sums: torch.Tensor | None = None,
-    eps: float = 0.0,
+    scaling: Scaling | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply at most ``MAX_ROWS`` rows with a weight.
@@ -66,8 +65,7 @@ def skinny_gemm(
         weight: [n, k] contiguous, same dtype; gated: [2 · n, k], gate, then up.
         bias: [n] contiguous; not if gated.
         gated: Whether SiLU of the gate and its product with up come after the product with the weight.
-        square_sums: [num_parts, m] float32 contiguous, of a ``Normed`` whose rows are ``x``; not given: x is scaled.
-        eps: Of that norm.
+        scaling: What the rows of ``x`` are still to be multiplied by; contiguous.
         out: [m, n] contiguous, any float dtype; made when not given.
 
     Raises:
@@ -75,43 +73,64 @@ def skinny_gemm(
             no two halves or has a bias.
     """
     m = len(x)
-    if m == 1 and square_sums is None:
+    if m == 1 and scaling is None:
         return gemv(x, weight, bias, gated=gated, out=out)
     _check_rows(x)
     n = check_weight(weight, bias, x.shape[1], gated=gated)
     out = x.new_empty(m, n) if out is None else out
     check_contiguous((m, n), out=out)
-    if square_sums is not None:
-        check_contiguous((len(square_sums), m), square_sums=square_sums)
+    if scaling is not None:
+        check_contiguous((len(scaling.square_sums), m), square_sums=scaling.square_sums)
     if m:
-        rule = launch_rule(m, n, gated=gated)
-        _launch(x, weight, out, rule, bias=bias, gated=gated, square_sums=square_sums, eps=eps)
+        _launch(x, weight, out, launch_rule(m, n, gated=gated), bias=bias, gated=gated, scaling=scaling)
     return out
 
 
-def skinny_gemm_add_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor) -> Normed:
+def skinny_gemm_add_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    *,
+    out: torch.Tensor | None = None,
+) -> Normed:
     """Add a product of at most ``MAX_ROWS`` rows to the residual; give the RMSNorm of the sum, its scaling left out.
 
     Args:
-        x: [m, k], float32 or bfloat16 (float16 could overflow); rows may be strided, their elements not.
+        x: [m, k], float32 or bfloat16 (in float16 a sum times its gain may overflow); rows may be strided, their
+            elements not.
         weight: [n, k] contiguous, same dtype.
         residual: [m, n] contiguous, same dtype, changed; rounded as ``add_rms_norm`` rounds it.
         gain: [n] contiguous, of the norm.
+        eps: Of the norm.
+        out: [m, n] contiguous, for the rows; made when not given.
 
     Raises:
-        ValueError: A shape does not fit, ``x`` has too many rows, or what must be contiguous is not.
+        ValueError: A shape or the residual's dtype does not fit, ``x`` has too many rows, or what must be contiguous is
+            not.
     """
     m = len(x)
     _check_rows(x)
     n = check_weight(weight, None, x.shape[1], gated=False)
-    check_contiguous((m, n), residual=residual)
+    out = torch.empty_like(residual) if out is None else out
+    check_contiguous((m, n), residual=residual, out=out)
     check_contiguous((n,), gain=gain)
+    if residual.dtype is not x.dtype:
+        raise ValueError(f"residual in {residual.dtype} must be in {x.dtype}, as x is")
     rule = launch_rule(m, n, gated=False)
     square_sums = torch.empty(triton.cdiv(n, rule.block_n), m, dtype=torch.float32, device=x.device)
-    out = torch.empty_like(residual)
     if m:
-        _launch(x, weight, out, rule, residual=residual, gain=gain, square_sums=square_sums)
-    return Normed(out, square_sums)
+        _launch(x, weight, out, rule, add_norm=_AddNorm(residual, gain, square_sums))
+    return Normed(out, Scaling(square_sums, eps))
+
+
+class _AddNorm(NamedTuple):
+    """What a product is added to, the norm's gain, and where square sums go."""
+
+    residual: torch.Tensor
+    gain: torch.Tensor
+    square_sums: torch.Tensor
 
 
 def _check_rows(x: torch.Tensor) -> None:
@@ -154,26 +173,26 @@ def _launch(
     *,
     bias: torch.Tensor | None = None,
     gated: bool = False,
-    residual: torch.Tensor | None = None,
-    gain: torch.Tensor | None = None,
-    square_sums: torch.Tensor | None = None,
-    eps: float = 0.0,
+    scaling: Scaling | None = None,
+    add_norm: _AddNorm | None = None,
 ) -> None:
-    """Launch; with ``residual`` and ``gain`` ``square_sums`` are written, else, if given, read."""
     (m, k), n = x.shape, out.shape[1]
     partial = torch.empty(rule.split_k if rule.split_k > 1 else 0, m, n, dtype=torch.float32, device=x.device)
+    residual, gain, written_sums = add_norm or (x, x, partial)  # in the place of what is not read
+    read_sums, eps = (partial, 0.0) if scaling is None else (scaling.square_sums, scaling.eps)
     _skinny_gemm_kernel[(triton.cdiv(n, rule.block_n) * rule.split_k,)](
         x,
         weight,
         weight if bias is None else bias,
-        x if residual is None else residual,
-        x if gain is None else gain,
-        partial if square_sums is None else square_sums,
+        read_sums,
+        residual,
+        gain,
+        written_sums,
         out,
         partial,
         _arrivals(x.device),
         eps,
-        0 if square_sums is None else len(square_sums),
+        len(read_sums),
         m,
         n,
         k,
@@ -186,9 +205,9 @@ def _launch(
         EVEN_K=k % (rule.block_k * rule.split_k) == 0,
         GATED=gated,
         BIAS=bias is not None,
-        SCALE=square_sums is not None and residual is None,
-        ADD=residual is not None,
-        MAX_PARTS=1 if square_sums is None else triton.next_power_of_2(len(square_sums)),
+        SCALE=scaling is not None,
+        MAX_PARTS=1 if scaling is None else triton.next_power_of_2(len(read_sums)),
+        ADD_NORM=add_norm is not None,
         num_warps=rule.num_warps,
         num_stages=max(rule.num_stages * 2 // x.itemsize, 1),
         **dependent_launch(x),
@@ -209,9 +228,10 @@ def _skinny_gemm_kernel(
     x,
     weight,
     bias,
+    read_sums,
     residual,
     gain,
-    square_sums,
+    written_sums,
     out,
     partial,
     arrivals,
@@ -230,8 +250,8 @@ def _skinny_gemm_kernel(
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
     SCALE: tl.constexpr,
-    ADD: tl.constexpr,
     MAX_PARTS: tl.constexpr,
+    ADD_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tile = tl.program_id(0) // SPLIT_K
@@ -247,17 +267,17 @@ def _skinny_gemm_kernel(
     up_ptrs = weight_ptrs + half_len
     offset = row[None, :] * n + column[:, None]
     inside = (row < m)[None, :] & (column < n)[:, None]
-    if ADD:
+    if ADD_NORM:
         wide_gain = tl.load(gain + column, mask=column < n, other=0).to(tl.float32)
     # to load a tile of the weight before the wait slows the kernel before by more than it spares this one
     wait_for_previous(PDL)
     # what the end needs is on its way while the weight is read
-    if ADD:
+    if ADD_NORM:
         before = tl.load(residual + offset, mask=inside, other=0)
     if SCALE:
         norm_part = tl.arange(0, MAX_PARTS)[:, None]
         there = (norm_part < num_parts) & (row < m)[None, :]
-        squares = tl.load(square_sums + norm_part * m + row[None, :], mask=there, other=0)
+        squares = tl.load(read_sums + norm_part * m + row[None, :], mask=there, other=0)
     # the weight is the left operand: its rows fill the wide matrix instructions, those of x would leave them idle
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -287,11 +307,11 @@ def _skinny_gemm_kernel(
             total += tl.load(bias + column, mask=column < n, other=0).to(tl.float32)[:, None]
         if GATED:
             total = total * tl.sigmoid(total) * up_total
-        if ADD:
+        if ADD_NORM:
             summed = (total.to(before.dtype).to(tl.float32) + before.to(tl.float32)).to(before.dtype)
             tl.store(residual + offset, summed, mask=inside)
-            wide = summed.to(tl.float32)
-            tl.store(square_sums + tile * m + row, tl.sum(wide * wide, 0), mask=row < m)
+            wide = tl.where(inside, summed.to(tl.float32), 0)  # past the end the last column is repeated
+            tl.store(written_sums + tile * m + row, tl.sum(wide * wide, 0), mask=row < m)
             total = wide * wide_gain[:, None]
         tl.store(out + offset, total.to(out.dtype.element_ty), mask=inside)
 

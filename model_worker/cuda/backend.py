@@ -31,6 +31,7 @@ class CudaBackend:
         head_dim: Of queries, K and V.
         eps: Of every norm.
         max_position: Positions are below.
+        max_rows: No batch is given room for more tokens, nor for more decode rows.
         dtype: Of activations.
         device: The GPU.
     """
@@ -44,6 +45,7 @@ class CudaBackend:
         head_dim: int,
         eps: float,
         max_position: int,
+        max_rows: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -52,7 +54,8 @@ class CudaBackend:
         self._head_dim = head_dim
         self._eps = eps
         self._scale = head_dim**-0.5
-        self._dtype = dtype
+        # Rows that pad a batch keep what an earlier one left there.
+        self._attended = torch.zeros(max_rows, num_heads, head_dim, dtype=dtype, device=device)
         positions = torch.arange(max_position)
         self._cos_sin = cos_sin(positions, inverse_frequencies(rope, head_dim), rope.attention_factor).to(device)
 
@@ -68,11 +71,6 @@ class CudaBackend:
         self._req_to_slots = req_to_slots
         self._positions = words[sections.positions]
         self._out_slots = words[sections.out_slots]
-        # Decode attention writes a row for each decode row that there is room for.
-        num_padded = max(shape.num_tokens, shape.num_decode)
-        # Prefill attention writes no padding rows: zeros for all layers, lest they grow beyond all bounds.
-        make = torch.zeros if shape.num_chunks else torch.empty
-        self._attended = make(num_padded, self._num_heads, self._head_dim, dtype=self._dtype, device=words.device)
         self._decode = self._plan_decode(words, shape) if shape.num_decode else None
         num_launches = shape.num_chunks // CHUNKS_PER_LAUNCH
         self._prefills = [self._plan_prefill(words, shape, launch) for launch in range(num_launches)]
@@ -108,16 +106,18 @@ class CudaBackend:
 
     def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormedLinear:
         """Prepare a projection of normalised rows."""
-        return CudaNormedLinear(weight, bias, eps=self._eps)
+        return CudaNormedLinear(weight, bias)
 
     def normed_gated_linear(self, weight: torch.Tensor) -> NormedLinear:
         """Prepare the same for a weight of gate and up, and silu(gate) * up after it."""
-        return CudaNormedLinear(weight, gated=True, eps=self._eps)
+        return CudaNormedLinear(weight, gated=True)
 
     def linear_add_norm(self, weight: torch.Tensor, gain: torch.Tensor, ranks: Ranks) -> LinearAddNorm:
         """Prepare a projection, its sum with the residual, and the norm of that."""
         apart = LinearThenAddNorm(CudaLinear(weight), self, gain, ranks)
-        return CudaLinearAddNorm(weight, gain, apart) if ranks.world_size == 1 else apart
+        if ranks.world_size > 1 or weight.dtype is not torch.bfloat16:
+            return apart
+        return CudaLinearAddNorm(weight, gain, self._eps, apart)
 
     def head(self, weight: torch.Tensor) -> Linear:
         """Prepare the projection to logits."""
@@ -144,7 +144,7 @@ class CudaBackend:
 
         A batch of decode rows leaves the rotation and the writing to decode attention. In any other the decode kernel
         writes one row for each decode row that there is room for, zeros where none is, and the prefill kernel then
-        writes those of its tokens. What is returned holds until the next call.
+        writes those of its tokens.
         """
         rotation = Rotation(self._cos_sin, q_norm, k_norm, self._eps)
         out = self._attended

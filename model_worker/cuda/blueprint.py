@@ -130,11 +130,19 @@ def load_blueprint(
     Raises:
         ConfigError: The model's files or the number of ranks do not fit.
     """
+    largest = GraphShapes(num_rows, max_tokens).largest_forward
+    model = _load_model(
+        config,
+        ranks,
+        max_position=max_req_total_len,
+        max_rows=max(largest.num_tokens, largest.num_decode),
+        dtype=dtype,
+        device=device,
+        load_format=load_format,
+    )
     return CudaBlueprint(
         config=config,
-        model=_load_model(
-            config, ranks, max_position=max_req_total_len, dtype=dtype, device=device, load_format=load_format
-        ),
+        model=model,
         num_rows=num_rows,
         max_tokens=max_tokens,
         max_req_total_len=max_req_total_len,
@@ -145,7 +153,14 @@ def load_blueprint(
 
 
 def _load_model(
-    config: ModelConfig, ranks: Ranks, *, max_position: int, dtype: torch.dtype, device: torch.device, load_format: str
+    config: ModelConfig,
+    ranks: Ranks,
+    *,
+    max_position: int,
+    max_rows: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: str,
 ) -> LlamaModel[CudaBackend]:
     shard = Shard.of(config, ranks.rank, ranks.world_size)
     weights = load_weights(config, shard, device=device, dtype=dtype, load_format=load_format)
@@ -156,6 +171,7 @@ def _load_model(
         head_dim=config.head_dim,
         eps=config.rms_norm_eps,
         max_position=max_position,
+        max_rows=max_rows,
         dtype=dtype,
         device=device,
     )

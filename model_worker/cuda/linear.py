@@ -35,24 +35,18 @@ class CudaNormedLinear:
         weight: [out_features, in_features]; gated: gate, then up.
         bias: [out_features] or None.
         gated: Whether half as many features come out.
-        eps: Of the norm.
     """
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False, eps: float
-    ) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, gated: bool = False) -> None:
         self._weight = weight
         self._bias = bias
         self._gated = gated
-        self._eps = eps
 
     def __call__(self, normed: Normed, /) -> torch.Tensor:
         """Map [n, in_features] to the features."""
-        rows, square_sums = normed.rows, normed.square_sums
-        if square_sums is not None or _is_skinny(rows, self._weight):
-            return skinny_gemm(
-                rows, self._weight, self._bias, gated=self._gated, square_sums=square_sums, eps=self._eps
-            )
+        rows, scaling = normed.rows, normed.scaling
+        if scaling is not None or _is_skinny(rows, self._weight):
+            return skinny_gemm(rows, self._weight, self._bias, gated=self._gated, scaling=scaling)
         product = F.linear(rows, self._weight, self._bias)
         return silu_mul(product) if self._gated else product
 
@@ -60,23 +54,25 @@ class CudaNormedLinear:
 class CudaLinearAddNorm:
     """Implements ``LinearAddNorm`` of one rank: for few rows in one kernel, whose scaling the next product does.
 
-    Not for one row, whose product ``gemv`` does faster; and not in float16, where a sum times its gain could overflow.
+    Not for one row, whose product ``gemv`` does faster.
 
     Args:
-        weight: [size, in_features].
+        weight: [size, in_features]; not float16, in which a sum times its gain may overflow.
         gain: [size], of the norm.
+        eps: Of the norm.
         apart: Does it one after the other.
     """
 
-    def __init__(self, weight: torch.Tensor, gain: torch.Tensor, apart: LinearAddNorm) -> None:
+    def __init__(self, weight: torch.Tensor, gain: torch.Tensor, eps: float, apart: LinearAddNorm) -> None:
         self._weight = weight
         self._gain = gain
+        self._eps = eps
         self._apart = apart
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor, *, out: torch.Tensor | None = None) -> Normed:
         """Project, add, normalise."""
-        if out is None and self._weight.dtype is torch.bfloat16 and 2 <= len(x) <= MAX_ROWS:
-            return skinny_gemm_add_norm(x, self._weight, residual, self._gain)
+        if out is None and 2 <= len(x) <= MAX_ROWS:
+            return skinny_gemm_add_norm(x, self._weight, residual, self._gain, self._eps)
         return self._apart(x, residual, out=out)
 
 

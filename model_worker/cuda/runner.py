@@ -1,4 +1,4 @@
-"""Runs batches on a GPU: one packed copy there, graphs where they fit, results fetched when they are asked for."""
+"""Runs batches on a GPU: one packed copy there, graphs where they fit, results read when they are asked for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,10 +42,9 @@ class CudaRunner:
         self._rows = rows
         self._params = params
         self._shapes = shapes
-        self._memories = cycle(
-            StepMemory(place, inputs.num_words, results, rows.next_token.device)
-            for place, results in enumerate(step.results)
-        )
+        device = rows.next_token.device
+        memories = [StepMemory(row, inputs.num_words, results, device) for row, results in enumerate(step.results)]
+        self._memories = cycle(memories)
         self._graphs: dict[ForwardShape | SampleShape, Graph] = {}
         if capturer is not None:
             self._graphs = {shape: self.capture(shape, capturer) for shape in shapes.all}
@@ -83,7 +82,9 @@ class CudaRunner:
         end = inputs.stage_forward(memory.words, batch, forward_shape)
         start = inputs.base
         if sample_shape is not None:
-            start = inputs.stage_sampling(memory.words, batch, sample_shape, self._params, self._rows, memory.place)
+            start = inputs.stage_sampling(
+                memory.words, batch, sample_shape, self._params, self._rows, memory.result_row
+            )
         inputs.copy(memory.pinned_words, start, end)
 
     def launch_empty(self, shape: ForwardShape | SampleShape) -> None:
@@ -124,7 +125,7 @@ class CudaOutput:
         return self.memory.is_done(self.step_id)
 
     def result(self) -> StepResult:
-        """Wait for the step and fetch what it sampled.
+        """Wait for the step and read what it sampled.
 
         Raises:
             InvariantError: So many steps were launched since that its results are gone.

@@ -1,7 +1,8 @@
 """A step's work on a GPU, in two parts: the model on a batch, then the sampling of its rows.
 
-Both read all they need from the device's words and leave all they find on the device, so that each can be captured as a
-graph once for a shape and serve every batch that fits it.
+Both read all they need from the device's words, and leave what they find on the device and, for the host, in a row of
+page-locked memory that the words name. So each can be captured as a graph once for a shape and serve every batch that
+fits it.
 """
 
 import torch
@@ -111,7 +112,7 @@ class CudaStep:
             logprobs,
             req_rows,
             self._rows.next_token,
-            place=words[sections.place],
+            out_row=words[sections.result_row],
             out=self.results,
             token_counts=self.token_counts.counts if shape.sampling is Sampling.ADJUST else None,
         )

@@ -105,7 +105,7 @@ class SampleSections:
     Attributes:
         sampled_tokens: [num_sampled], index in the batch.
         sampled_rows: [num_sampled], padded with the padding row.
-        place: [1], where in the host's memory the results belong.
+        result_row: [1], the row of the host's memory in which the results belong.
         sampled_positions: [num_sampled], absolute position of each new id.
         temperature: [num_sampled] float32.
         top_k: [num_sampled].
@@ -120,7 +120,7 @@ class SampleSections:
 
     sampled_tokens: slice
     sampled_rows: slice
-    place: slice
+    result_row: slice
     sampled_positions: slice
     temperature: slice
     top_k: slice
@@ -256,7 +256,7 @@ class StepInputs:
         bounds.fill(words[sections.chunk_bounds], batch.cu_seqlens[batch.num_decode :], padding=batch.num_tokens)
 
     def stage_sampling(
-        self, words: Words, batch: HostBatch, shape: SampleShape, params: SamplingRows, rows: ReqRows, place: int
+        self, words: Words, batch: HostBatch, shape: SampleShape, params: SamplingRows, rows: ReqRows, result_row: int
     ) -> int:
         """Write what sampling reads into the host's words, padded to ``shape``.
 
@@ -266,7 +266,7 @@ class StepInputs:
             shape: Of its sampling.
             params: Sampling parameters of every row.
             rows: For prompt lengths.
-            place: Where the results belong.
+            result_row: The row in which the results belong.
 
         Returns:
             Where the words to copy begin.
@@ -278,7 +278,7 @@ class StepInputs:
         sampled = _Filler(len(sampled_rows))
         sampled.fill(words[sections.sampled_tokens], batch.sampled_tokens, padding=0)
         sampled.fill(words[sections.sampled_rows], sampled_rows, padding=self._num_rows)
-        words[sections.place] = place
+        words[sections.result_row] = result_row
         if shape.sampling is Sampling.GREEDY:
             return start
         padded_rows = words[sections.sampled_rows]

@@ -12,20 +12,20 @@ class StepMemory:
     Kernels read and write it themselves, so that no copy engine takes its turn between two steps.
 
     Args:
-        place: Which of the steps' memories this is.
+        result_row: Which row of the results is its own.
         num_words: Words that a step reads at most.
         results: [2 · most sampled rows] int32, on the host: what a step leaves there.
         device: The GPU; on a CPU there is nothing to wait for.
 
     Attributes:
-        place: Which of the steps' memories this is.
+        result_row: Which row of the results is its own.
         pinned_words: [num_words] int32, what the step reads.
         words: The same memory as NumPy sees it.
     """
 
-    def __init__(self, place: int, num_words: int, results: torch.Tensor, device: torch.device) -> None:
+    def __init__(self, result_row: int, num_words: int, results: torch.Tensor, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        self.place = place
+        self.result_row = result_row
         self.pinned_words = torch.zeros(num_words, dtype=torch.int32, pin_memory=on_gpu)
         self.words = self.pinned_words.numpy()
         self._results = results.numpy()

@@ -20,7 +20,9 @@ class Backend(Protocol):
     """
 
     def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormedLinear:
-        """Prepare a projection of normalised rows. Like all that follow it may keep its own layout of the weight only.
+        """Prepare a projection of normalised rows.
+
+        This and the three other methods that prepare a weight may keep only their own layout of it.
 
         Args:
             weight: [out_features, in_features].
@@ -79,5 +81,5 @@ class Backend(Protocol):
             k_norm: [head_dim], the same for keys; both or neither.
 
         Returns:
-            [num_tokens, num_heads * head_dim].
+            [num_tokens, num_heads * head_dim]; holds until the next call.
         """

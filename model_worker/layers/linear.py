@@ -36,12 +36,22 @@ class LinearAddNorm(Protocol):
 
 
 class AddNorm(Protocol):
-    """The norm of a backend."""
+    """A backend's norm of a sum."""
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Add ``x`` [n, size] to ``residual`` [n, size] in place, and normalise the sum with ``gain`` [size]."""
+        """Add ``x`` to ``residual`` in place, and normalise the sum.
+
+        Args:
+            x: [n, size], may be changed.
+            residual: [n, size], changed.
+            gain: [size].
+            out: [n, size] contiguous; if given, what is returned lies there.
+
+        Returns:
+            [n, size], of the weights' type.
+        """
 
 
 class LinearThenAddNorm:

@@ -18,13 +18,13 @@ BackendT = TypeVar("BackendT", bound=Backend)
 class DecoderLayer:
     """Attention and feed-forward of one layer, this rank's share."""
 
-    def __init__(self, weights: LayerWeights, next_norm: torch.Tensor, backend: Backend, ranks: Ranks) -> None:
+    def __init__(self, weights: LayerWeights, next_gain: torch.Tensor, backend: Backend, ranks: Ranks) -> None:
         self.qkv = backend.normed_linear(weights.qkv, weights.qkv_bias)
         self.q_norm = weights.q_norm
         self.k_norm = weights.k_norm
         self.o_proj = backend.linear_add_norm(weights.o_proj, weights.post_attention_norm, ranks)
         self.gate_up = backend.normed_gated_linear(weights.gate_up)
-        self.down_proj = backend.linear_add_norm(weights.down_proj, next_norm, ranks)
+        self.down_proj = backend.linear_add_norm(weights.down_proj, next_gain, ranks)
 
 
 class LlamaModel(Generic[BackendT]):
@@ -54,10 +54,10 @@ class LlamaModel(Generic[BackendT]):
         self.backend = backend
         self._ranks = ranks
         self._embedding = weights.embedding
-        self._first_norm, *next_norms = (layer.input_norm for layer in weights.layers)
+        self._first_gain, *next_gains = (layer.input_norm for layer in weights.layers)
         self._layers = [
-            DecoderLayer(weights.layers.pop(0), next_norm, backend, ranks)
-            for next_norm in [*next_norms, weights.final_norm]
+            DecoderLayer(weights.layers.pop(0), next_gain, backend, ranks)
+            for next_gain in [*next_gains, weights.final_norm]
         ]
         self._lm_head = backend.head(weights.lm_head)
 
@@ -74,9 +74,9 @@ class LlamaModel(Generic[BackendT]):
         """
         embedded = self.backend.embedding(token_ids, self._embedding, first_id=self._first_id)
         residual = self._ranks.all_reduce(embedded)
-        normed = self.backend.norm(residual, self._first_norm)
+        normed = self.backend.norm(residual, self._first_gain)
         for layer, kv_layer in zip(self._layers, kv_cache.layers, strict=True):
-            activated = self._activate(layer, kv_layer, normed, residual)
+            activated = self._attend_and_gate(layer, kv_layer, normed, residual)
             normed = layer.down_proj(activated, residual, out=out if layer is self._layers[-1] else None)
         return normed.rows
 
@@ -91,10 +91,10 @@ class LlamaModel(Generic[BackendT]):
         """
         return self._ranks.all_gather_columns(self._lm_head(hidden))
 
-    def _activate(
+    def _attend_and_gate(
         self, layer: DecoderLayer, kv_layer: torch.Tensor, normed: Normed, residual: torch.Tensor
     ) -> torch.Tensor:
-        """Run a layer up to its last projection; attention's result is added to the residual."""
+        """Run a layer up to its last projection, adding attention's part to the residual."""
         qkv = layer.qkv(normed)
         attended = self.backend.attention(qkv, kv_layer, q_norm=layer.q_norm, k_norm=layer.k_norm)
         return layer.gate_up(layer.o_proj(attended, residual))

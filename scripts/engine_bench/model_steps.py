@@ -68,7 +68,10 @@ class ModelSteps:
         self._shapes = blueprint.shapes
         self._num_slots = num_slots
         self._capturer = capturer
-        self._graphs: list[Graph] = []  # kept: with the last one torch would give up the memory that they share
+        # Kept: with the last graph torch would give up the memory that they share, and with a step's words those, which
+        # a kernel may still have to read.
+        self._graphs: list[Graph] = []
+        self._words: list[torch.Tensor] = []
         self._random = np.random.default_rng(0)
         slots = self._random.integers(0, num_slots, tuple(self._rows.req_to_slots.shape), dtype=np.int32)
         self._rows.req_to_slots.copy_(torch.from_numpy(slots))
@@ -104,6 +107,7 @@ class ModelSteps:
         batch = self._batch(num_decode, context, chunk_lens)
         shape = self._shapes.forward_of(batch) or eager_shape(batch)
         words = torch.zeros(self._inputs.num_words, dtype=torch.int32, pin_memory=torch.cuda.is_available())
+        self._words.append(words)
         end = self._inputs.stage_forward(words.numpy(), batch, shape)
         self._inputs.copy(words, self._inputs.base, end)
         self._graphs.append(self._capturer.capture(partial(self._step.forward, shape)))

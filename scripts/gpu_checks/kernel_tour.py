@@ -86,7 +86,8 @@ class Tour:
         """Give the groups as they run in one dtype."""
         if not self.own_products or dtype is not torch.bfloat16:
             return self.groups
-        return [replace(group, chunk=min(group.chunk, MAX_ROWS)) for group in self.groups]
+        # prompts of a group that are done decode beside a chunk of the others
+        return [replace(group, chunk=min(group.chunk, MAX_ROWS - len(group.prompt_lens) + 1)) for group in self.groups]
 
 
 # A prompt of 530 is long enough for its keys to be copied side by side; one row and sixteen are what kernels have room

@@ -7,10 +7,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from gpu_checks.requirements import NotRunError
@@ -18,7 +17,7 @@ from gpu_checks.requirements import NotRunError
 _TOUR = Path(__file__).resolve().parent / "kernel_tour.py"
 _CUDA_BIN = "/usr/local/cuda/bin"
 _PRINTED_ERRORS, _SHOWN_LINES = 1000, 40
-_LIMIT_S = 420  # of all tools, each of which leaves the GPU idle most of the time
+_LIMIT_S = 420  # of each tool
 # Every tensor is then an allocation of its own: one that is overrun shows, and one that is new holds nothing old.
 _NO_CACHE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
@@ -28,7 +27,7 @@ class _Tool:
     """One of the sanitizer's tools; flags of the tour that go with it, and what it needs in the environment."""
 
     name: str
-    tour_flags: Sequence[str]
+    tour_flags: tuple[str, ...]
     environment: Mapping[str, str]
 
 
@@ -42,20 +41,25 @@ _TOOLS = (
 
 
 def sanitize() -> bool:
-    """Run the tools over all kernels, all at once; whether none found an error.
+    """Run the tools over all kernels, all at once, since each is slow on the processor; whether none found an error.
 
     The kernels are compiled first, without a tool, and found in the compiler's cache after that.
 
     Raises:
-        NotRunError: The sanitizer is not installed, or cannot work on this machine.
+        NotRunError: The sanitizer is not installed, or a tool cannot work on this machine and no other found an error.
     """
     sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:{_CUDA_BIN}")
     if sanitizer is None:
         raise NotRunError(f"compute-sanitizer is neither on PATH nor in {_CUDA_BIN}")
-    subprocess.run([sys.executable, "-P", str(_TOUR), "--compile_only"], check=True)
+    for tour_flags in {tool.tour_flags for tool in _TOOLS}:
+        subprocess.run([sys.executable, "-P", str(_TOUR), "--compile_only", *tour_flags], check=True)
     with ThreadPoolExecutor(len(_TOOLS)) as threads:
-        clean = list(threads.map(partial(_is_clean, sanitizer), _TOOLS))
-    return all(clean)
+        runs = [threads.submit(_is_clean, sanitizer, tool) for tool in _TOOLS]
+    broken = [error for run in runs if isinstance(error := run.exception(), NotRunError)]
+    clean = all(run.result() for run in runs if not isinstance(run.exception(), NotRunError))
+    if clean and broken:
+        raise broken[0]
+    return clean
 
 
 def _is_clean(sanitizer: str, tool: _Tool) -> bool:
@@ -75,11 +79,11 @@ def _is_clean(sanitizer: str, tool: _Tool) -> bool:
         print(f"{tool.name}: not done after {_LIMIT_S} s", flush=True)
         return False
     num_errors = count_errors(done.stdout)
-    print(f"{tool.name}: {num_errors} errors, exit status {done.returncode}, {time.monotonic() - start:.0f} s")
+    lines = [f"{tool.name}: {num_errors} errors, exit status {done.returncode}, {time.monotonic() - start:.0f} s"]
     if num_errors or done.returncode:
-        for kernel, count in kernels_named(done.stdout).most_common():
-            print(f"  {count} in {kernel}")
-        print("\n".join(done.stdout.splitlines()[:_SHOWN_LINES]), flush=True)
+        lines += [f"  {count} in {kernel}" for kernel, count in kernels_named(done.stdout).most_common()]
+        lines += done.stdout.splitlines()[:_SHOWN_LINES]
+    print("\n".join(lines), flush=True)  # in one piece: other tools end at the same time
     return num_errors == 0 and done.returncode == 0
 
 

@@ -123,9 +123,8 @@ def _sampling(server_pid: int) -> Iterator[list[Sample]]:
 
     def sample() -> None:
         while not done.wait(_INTERVAL_S):
-            resident = resident_mib(server_pid)
-            device_mib = used_mib_of([int(name.rpartition(" ")[2]) for name in resident])
-            samples.append(Sample(time.monotonic() - start, device_mib, resident))
+            device_mib = used_mib_of(_processes(server_pid))
+            samples.append(Sample(time.monotonic() - start, device_mib, resident_mib(server_pid)))
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -138,9 +137,17 @@ def _sampling(server_pid: int) -> Iterator[list[Sample]]:
 
 def resident_mib(launcher_pid: int) -> dict[str, float]:
     """Resident memory of a launcher and of its children, by name and pid."""
-    statuses = {int(path.parent.name): _status(path) for path in Path("/proc").glob("[0-9]*/status")}
     return {
         f"{status['Name']} {pid}": int(status["VmRSS"].split()[0]) / 1024
+        for pid, status in _processes(launcher_pid).items()
+    }
+
+
+def _processes(launcher_pid: int) -> dict[int, dict[str, str]]:
+    """What the system says of a launcher and of its children that live, by pid."""
+    statuses = {int(path.parent.name): _status(path) for path in Path("/proc").glob("[0-9]*/status")}
+    return {
+        pid: status
         for pid, status in sorted(statuses.items())
         if (pid == launcher_pid or status.get("PPid") == str(launcher_pid)) and "VmRSS" in status
     }

@@ -70,17 +70,11 @@ def commit_tokens_cases(row_counts: Sequence[int] = (1, 256), vocab_size: int = 
     next_token = torch.zeros(num_rows, dtype=torch.int32)
     counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32)
     for n in row_counts:
-        rows, place, out = (
-            torch.randperm(num_rows)[:n].int(),
-            torch.zeros(1).int(),
-            _on_host(torch.zeros(1, 2 * n).int()),
-        )
+        rows, out_row = torch.randperm(num_rows)[:n].int(), torch.zeros(1).int()
+        commit = partial(commit_tokens, out_row=out_row, out=_on_host(torch.zeros(1, 2 * n).int()))
         for token_counts, name, size in ((None, f"n = {n}", n * 6 * 4), (counts, f"n = {n}, counted", n * 8 * 4)):
             sets = [(torch.randint(0, vocab_size, (n,)).int(), torch.randn(n)) for _ in copies(size)]
-            runs = [
-                partial(commit_tokens, ids, logprobs, rows, next_token, place=place, out=out, token_counts=token_counts)
-                for ids, logprobs in sets
-            ]
+            runs = [partial(commit, *sampled, rows, next_token, token_counts=token_counts) for sampled in sets]
             yield Case(name, runs, partial(_commit_tokens_error, *sets[0], rows, token_counts), bytes=size)
 
 
@@ -89,12 +83,10 @@ def _commit_tokens_error(
 ) -> float:
     states = []
     for commit in (commit_tokens, commit_tokens_reference):
-        next_token, out = (
-            torch.full((int(rows.max()) + 1,), -1).int(),
-            _on_host(torch.full((2, 2 * len(rows)), -1).int()),
-        )
+        next_token = torch.full((int(rows.max()) + 1,), -1).int()
+        out = _on_host(torch.full((2, 2 * len(rows)), -1).int())
         counts = None if token_counts is None else token_counts.clone()
-        commit(token_ids, logprobs, rows, next_token, place=torch.ones(1).int(), out=out, token_counts=counts)
+        commit(token_ids, logprobs, rows, next_token, out_row=torch.ones(1).int(), out=out, token_counts=counts)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         states.append([next_token, out] if counts is None else [next_token, out, counts])

@@ -10,8 +10,8 @@ from tests.kernels.kit import DEVICE, int32, randn, short, sparse
 
 
 @pytest.mark.parametrize("counts", [False, True])
-@pytest.mark.parametrize(("n", "place"), [(0, 0), (1, 2), (128, 1), (131, 0)])
-def test_commit_tokens_equals_its_reference(n: int, place: int, counts: bool) -> None:
+@pytest.mark.parametrize(("n", "row"), [(0, 0), (1, 2), (128, 1), (131, 0)])
+def test_commit_tokens_equals_its_reference(n: int, row: int, counts: bool) -> None:
     token_ids = torch.randint(-1, 50, (n,), device=DEVICE).int()
     logprobs, rows = randn(n), torch.randperm(n, device=DEVICE).int()
     states = []
@@ -25,7 +25,7 @@ def test_commit_tokens_equals_its_reference(n: int, place: int, counts: bool) ->
             logprobs,
             rows,
             next_token,
-            place=int32([place]),
+            out_row=int32([row]),
             out=out,
             token_counts=token_counts if counts else None,
         )
@@ -43,7 +43,7 @@ def test_commit_tokens_equals_its_reference(n: int, place: int, counts: bool) ->
         ("logprobs", short, r"logprobs of shape \(3,\) must be of shape \(4,\)"),
         ("req_rows", short, r"req_rows of shape \(3,\) must be of shape \(4,\)"),
         ("next_token", sparse, r"next_token with strides \(2,\) must be contiguous"),
-        ("place", lambda place: place.repeat(2), r"place of shape \(2,\) must be of shape \(1,\)"),
+        ("out_row", lambda out_row: out_row.repeat(2), r"out_row of shape \(2,\) must be of shape \(1,\)"),
         ("out", lambda out: out[:, 1:], r"out of shape \(2, 7\) must be 2 rows of at least 8"),
         ("out", sparse, r"out with strides \(16, 2\) must have contiguous rows"),
         ("token_counts", sparse, r"token_counts with strides \(100, 2\) must have contiguous rows"),
@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_named(name: str, spoil: Callable[[torch.Tensor], t
         "logprobs": randn(4),
         "req_rows": int32([0, 1, 2, 3]),
         "next_token": int32([0] * 5),
-        "place": int32([0]),
+        "out_row": int32([0]),
         "out": int32([0] * 16).view(2, 8),
         "token_counts": torch.zeros(5, 50, device=DEVICE).int(),
     }

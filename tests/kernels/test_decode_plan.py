@@ -50,3 +50,26 @@ def test_a_plan_covers_every_position_once_with_room_for_all_items(seq_lens: lis
 def test_a_plan_fills_the_device_with_one_request_and_never_more_than_its_room() -> None:
     items = plan_decode(int32([0]), int32([100_000]), num_heads=2, num_kv_heads=1, head_dim=128).items
     assert (items[:, 0] == 0).sum() > 0.9 * len(items)
+
+
+@pytest.mark.parametrize(
+    ("num_reqs", "room", "seq_len", "num_items"),
+    [
+        (1, 1, 8192, 32),  # as many programs as there is room for
+        (4, 8, 584, 5),
+        (16, 16, 584, 2),
+        (16, 16, 64, 1),
+        (16, 16, 65, 2),
+        (24, 64, 584, 2),
+        (64, 64, 584, 1),  # whole requests fill the device
+        (256, 256, 584, 1),
+        (256, 256, 100_000, 1),
+    ],
+)
+def test_equal_requests_of_an_8b_are_cut_while_that_fills_an_h200(
+    num_reqs: int, room: int, seq_len: int, num_items: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightserve.kernels.decode_plan.num_multiprocessors", lambda device: 132)
+    seq_lens = int32([seq_len] * num_reqs + [0] * (room - num_reqs))
+    plan = plan_decode(int32([*range(room)]), seq_lens, num_heads=32, num_kv_heads=8, head_dim=128)
+    assert plan.requests[:num_reqs, 1].tolist() == [num_items] * num_reqs

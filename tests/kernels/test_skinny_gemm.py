@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lightserve.kernels.normed import Normed, Scaling
 from lightserve.kernels.rms_norm import add_rms_norm_reference
 from lightserve.kernels.skinny_gemm import (
     TileRule,
@@ -13,6 +14,11 @@ from lightserve.kernels.skinny_gemm import (
     skinny_gemm_reference,
 )
 from tests.kernels.kit import DTYPES, assert_close, poisoned, randn, sparse
+
+
+def square_sums(normed: Normed) -> torch.Tensor:
+    assert normed.scaling is not None
+    return normed.scaling.square_sums.sum(0)
 
 
 def operands(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -56,31 +62,31 @@ def test_rows_of_a_norm_are_scaled_by_the_square_sums_of_all_its_parts(
     m: int, n: int, k: int, gated: bool, dtype: torch.dtype
 ) -> None:
     x, weight, bias = operands(m, n, k, dtype)
-    square_sums = randn(5, m).square() * k
+    scaling = Scaling(randn(5, m).square() * k, 0.25)
     out = poisoned(m, n // 2 if gated else n, dtype=dtype)
-    skinny_gemm(x, weight, gated=gated, square_sums=square_sums, eps=0.25, out=out)
-    expected = skinny_gemm_reference(x, weight, gated=gated, square_sums=square_sums, eps=0.25)
+    skinny_gemm(x, weight, gated=gated, scaling=scaling, out=out)
+    expected = skinny_gemm_reference(x, weight, gated=gated, scaling=scaling)
     assert_close(out, expected)
     if not gated:
-        with_bias = skinny_gemm(x, weight, bias, square_sums=square_sums, eps=0.25)
+        with_bias = skinny_gemm(x, weight, bias, scaling=scaling)
         assert_close(with_bias, expected + bias)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [0, 1, 2, 33, 64])
-@pytest.mark.parametrize("shape", [(1, 1), (97, 131), (192, 576), (576, 1536)])
+@pytest.mark.parametrize("shape", [(1, 1), (97, 131), (192, 576), (576, 1536), (4100, 64)])
 def test_a_product_is_added_to_the_residual_and_leaves_the_scaling_of_its_norm(
     m: int, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     (x, weight, gain), residual = operands(m, *shape, dtype), randn(m, shape[0], dtype=dtype)
     expected_residual = residual.clone()
-    expected = skinny_gemm_add_norm_reference(x, weight, expected_residual, gain)
-    normed = skinny_gemm_add_norm(x, weight, residual, gain)
-    assert normed.square_sums is not None
-    assert expected.square_sums is not None
+    expected = skinny_gemm_add_norm_reference(x, weight, expected_residual, gain, 1e-5)
+    out = poisoned(m, shape[0], dtype=dtype)
+    normed = skinny_gemm_add_norm(x, weight, residual, gain, 1e-5, out=out)
+    assert normed.rows is out
     assert_close(residual, expected_residual)
-    assert_close(normed.rows, expected.rows)
-    assert_close(normed.square_sums.sum(0), expected.square_sums[0], dtype)
+    assert_close(out, expected.rows)
+    assert_close(square_sums(normed), square_sums(expected), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,20 +94,18 @@ def test_a_product_is_added_to_the_residual_and_leaves_the_scaling_of_its_norm(
 def test_both_halves_of_a_norm_are_the_norm(m: int, dtype: torch.dtype) -> None:
     (x, weight, gain), residual, next_weight = operands(m, 192, 64, dtype), randn(m, 192, dtype=dtype), randn(40, 192)
     expected_residual, next_weight = residual.clone(), next_weight.to(dtype)
-    normed = skinny_gemm_add_norm(x, weight, residual, gain)
-    out = skinny_gemm(normed.rows, next_weight, square_sums=normed.square_sums, eps=1e-5)
+    normed = skinny_gemm_add_norm(x, weight, residual, gain, 1e-5)
+    out = skinny_gemm(normed.rows, next_weight, scaling=normed.scaling)
     expected = add_rms_norm_reference(skinny_gemm_reference(x, weight), expected_residual, gain, 1e-5)
     assert_close(out, skinny_gemm_reference(expected, next_weight))
 
 
 def test_a_row_of_a_norm_does_not_depend_on_the_rows_beside_it() -> None:
     (x, weight, gain), residual = operands(16, 192, 576, torch.bfloat16), randn(16, 192, dtype=torch.bfloat16)
-    few = skinny_gemm_add_norm(x[3:6], weight, residual[3:6].clone(), gain)
-    many = skinny_gemm_add_norm(x, weight, residual, gain)
+    few = skinny_gemm_add_norm(x[3:6], weight, residual[3:6].clone(), gain, 1e-5)
+    many = skinny_gemm_add_norm(x, weight, residual, gain, 1e-5)
     assert torch.equal(few.rows, many.rows[3:6])
-    assert few.square_sums is not None
-    assert many.square_sums is not None
-    assert torch.equal(few.square_sums, many.square_sums[:, 3:6])
+    assert torch.equal(square_sums(few), square_sums(many)[3:6])
 
 
 @pytest.mark.parametrize(
@@ -111,18 +115,19 @@ def test_a_row_of_a_norm_does_not_depend_on_the_rows_beside_it() -> None:
         (randn(2, 8), randn(4, 7), randn(2, 4), randn(4), r"weight of shape \(4, 7\) must be of shape \(4, 8\)"),
         (randn(2, 8), randn(4, 8), randn(1, 4), randn(4), r"residual of shape \(1, 4\) must be of shape \(2, 4\)"),
         (randn(2, 8), randn(4, 8), randn(2, 4), randn(3), r"gain of shape \(3,\) must be of shape \(4,\)"),
+        (randn(2, 8), randn(4, 8), randn(2, 4).half(), randn(4), "residual in torch.float16 must be in torch.float32"),
     ],
 )
 def test_what_does_not_fit_the_norm_is_named(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, text: str
 ) -> None:
     with pytest.raises(ValueError, match=text):
-        skinny_gemm_add_norm(x, weight, residual, gain)
+        skinny_gemm_add_norm(x, weight, residual, gain, 1e-5)
 
 
 def test_square_sums_of_other_rows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"square_sums of shape \(3, 5\) must be of shape \(3, 2\)"):
-        skinny_gemm(randn(2, 8), randn(4, 8), square_sums=randn(3, 5))
+        skinny_gemm(randn(2, 8), randn(4, 8), scaling=Scaling(randn(3, 5), 1e-5))
 
 
 @pytest.mark.parametrize(

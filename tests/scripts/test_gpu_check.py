@@ -155,6 +155,25 @@ def test_without_a_sanitizer_the_check_is_not_run(monkeypatch: pytest.MonkeyPatc
         sanitize()
 
 
+@pytest.mark.parametrize(
+    ("memcheck", "is_clean"), [("ERROR SUMMARY: 3 errors", False), ("ERROR SUMMARY: 0 errors", None)]
+)
+def test_a_tool_that_breaks_hides_no_error_that_another_finds(
+    memcheck: str, is_clean: bool | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tour.py").write_text("")
+    sanitizer = tmp_path / "compute-sanitizer"
+    sanitizer.write_text(f'#!/bin/sh\ncase $2 in memcheck) echo "{memcheck}" ;; *) exit 137 ;; esac\n')
+    sanitizer.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(sanitizer_check, "_TOUR", tmp_path / "tour.py")
+    if is_clean is None:
+        with pytest.raises(NotRunError, match="without a summary"):
+            sanitize()
+    else:
+        assert sanitize() is is_clean
+
+
 def samples(device_mib: list[int], host_mib: list[float], name: str = "router 7") -> list[Sample]:
     """One sample a minute."""
     pairs = zip(device_mib, host_mib, strict=True)

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from lightserve.ipc.messages import NewReq, StepPlan, pack_int32, unpack_int32
 from lightserve.model_worker.cuda.runner import CudaRunner
-from lightserve.model_worker.cuda.step_inputs import ForwardShape
+from lightserve.model_worker.cuda.step_inputs import ForwardShape, SampleShape, Sampling
 from lightserve.model_worker.engine import Engine
+from lightserve.model_worker.host_batch import HostBatch
+from lightserve.model_worker.sampling_rows import SamplingRows
 from lightserve.sampling_params import SamplingParams
 from tests.model_worker.references import make_reference
 from tests.model_worker.tiny_checkpoint import write_checkpoint
@@ -97,14 +100,34 @@ def test_a_steps_result_outlives_the_launch_of_the_next(folder: Path) -> None:
 
 
 @torch.inference_mode()
-def test_a_step_without_requests_is_one_whatever_ran_before(folder: Path) -> None:
+def test_empty_launches_touch_no_request_whatever_ran_before(folder: Path) -> None:
     blueprint = make_blueprint(folder)
-    runner = blueprint.build(NUM_SLOTS, None).runner
+    step, inputs, rows = blueprint.build_step(NUM_SLOTS)
+    params = SamplingRows(blueprint.num_rows, blueprint.config.eos_token_ids)
+    runner = CudaRunner(step, inputs, rows, params, blueprint.shapes, None)
     for step_id in range(2):  # so that the words of both steps in flight are no zeros
         runner.run(step_id, blueprint.largest_batch(NUM_SLOTS)).result()
-    for shape in [shape for shape in blueprint.shapes.largest if isinstance(shape, ForwardShape)]:
+    state = [*step.kv_cache.layers, rows.req_to_slots, rows.next_token]
+    for tensor in state:
+        tensor.fill_(7)
+    for shape in (*blueprint.shapes.largest[:2], SampleShape(1, Sampling.GREEDY)):
         runner.launch_empty(shape)
-        assert not runner._inputs._device_words.any()
+    assert all((tensor[1:] == 7).all() for tensor in state)  # all but slot 0 and row 0
+
+
+@torch.inference_mode()
+def test_rows_that_pad_a_mixed_step_stay_finite(folder: Path) -> None:
+    blueprint = make_blueprint(folder)
+    step, inputs, _ = blueprint.build_step(NUM_SLOTS)
+    words, shape = torch.zeros(inputs.num_words, dtype=torch.int32), ForwardShape(16, 1, 64)
+    words = words.pin_memory() if ON_GPU else words
+    row, ids = np.zeros(1, dtype=np.int32), np.arange(3, dtype=np.int32)
+    prompt = HostBatch(
+        0, req_rows=row, starts=row, extend_lens=row + 3, is_sampled=row > 0, token_ids=ids, out_slots=ids
+    )
+    inputs.copy(words, inputs.base, inputs.stage_forward(words.numpy(), prompt, shape))
+    step.forward(shape)
+    assert step._hidden[:16].isfinite().all()
 
 
 def test_first_ids_in_bfloat16_are_those_of_float32(tmp_path: Path) -> None:

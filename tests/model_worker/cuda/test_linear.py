@@ -3,38 +3,48 @@
 import pytest
 import torch
 
-from lightserve.kernels.normed import Normed
-from lightserve.kernels.rms_norm import add_rms_norm
 from lightserve.kernels.skinny_gemm import MAX_ROWS
-from lightserve.model_worker.cuda.linear import CudaLinear, CudaLinearAddNorm, CudaNormedLinear
-from lightserve.model_worker.layers.linear import LinearThenAddNorm
+from lightserve.model_worker.cuda.backend import CudaBackend
+from lightserve.model_worker.cuda.linear import CudaLinear
+from lightserve.model_worker.layers.linear import LinearAddNorm, LinearThenAddNorm
 from lightserve.model_worker.tensor_parallel import SingleRank
-from tests.kernels.kit import assert_close, randn
+from lightserve.rope_config import RopeConfig
+from tests.kernels.kit import DEVICE, assert_close, randn
 
 SIZE, WIDTH, EPS = 96, 64, 1e-5
 
 
-class Norm:
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, *, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return add_rms_norm(x, residual, gain, EPS, out=out)
+class TwoRanks(SingleRank):
+    """Another rank whose part is the same."""
+
+    world_size = 2
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2)
 
 
-def make_both(dtype: torch.dtype) -> tuple[CudaLinearAddNorm, LinearThenAddNorm]:
+def make_backend(dtype: torch.dtype) -> CudaBackend:
+    shape = {"num_heads": 1, "num_kv_heads": 1, "head_dim": 16, "max_position": 1, "max_rows": 1}
+    return CudaBackend(RopeConfig(theta=1e4), eps=EPS, dtype=dtype, device=DEVICE, **shape)
+
+
+def make_both(dtype: torch.dtype) -> tuple[LinearAddNorm, LinearAddNorm, CudaBackend]:
+    backend = make_backend(dtype)
     weight, gain = randn(SIZE, WIDTH, dtype=dtype) * WIDTH**-0.5, randn(SIZE, dtype=dtype)
-    apart = LinearThenAddNorm(CudaLinear(weight), Norm(), gain, SingleRank())
-    return CudaLinearAddNorm(weight, gain, apart), apart
+    apart = LinearThenAddNorm(CudaLinear(weight), backend, gain, SingleRank())
+    return backend.linear_add_norm(weight, gain, SingleRank()), apart, backend
 
 
+@pytest.mark.parametrize("magnitude", [30, 1, EPS**0.5])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 2, MAX_ROWS, MAX_ROWS + 1])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_next_product_is_the_same_in_one_kernel_and_apart(num_rows: int, dtype: torch.dtype, gated: bool) -> None:
-    together, apart = make_both(dtype)
-    bias = None if gated else randn(WIDTH, dtype=dtype)
-    following = CudaNormedLinear(randn(WIDTH, SIZE, dtype=dtype) * SIZE**-0.5, bias, gated=gated, eps=EPS)
-    x, residual = randn(num_rows, WIDTH, dtype=dtype), 30 * randn(num_rows, SIZE, dtype=dtype)
+def test_the_next_product_is_the_same_in_one_kernel_and_apart(num_rows: int, gated: bool, magnitude: float) -> None:
+    dtype = torch.bfloat16
+    together, apart, backend = make_both(dtype)
+    weight = randn(WIDTH, SIZE, dtype=dtype) * SIZE**-0.5
+    bias = randn(WIDTH, dtype=dtype)
+    following = backend.normed_gated_linear(weight) if gated else backend.normed_linear(weight, bias)
+    x, residual = (magnitude * randn(num_rows, size, dtype=dtype) for size in (WIDTH, SIZE))
     expected_residual = residual.clone()
     expected = following(apart(x, expected_residual))
     assert_close(following(together(x, residual)), expected)
@@ -48,16 +58,26 @@ def test_the_next_product_is_the_same_in_one_kernel_and_apart(num_rows: int, dty
 def test_scaling_is_left_to_the_next_product_for_few_rows_of_bfloat16(
     num_rows: int, dtype: torch.dtype, is_left: bool
 ) -> None:
-    together, _ = make_both(dtype)
+    together, _, _ = make_both(dtype)
     normed = together(randn(num_rows, WIDTH, dtype=dtype), randn(num_rows, SIZE, dtype=dtype))
-    assert (normed.square_sums is not None) == is_left
+    assert (normed.scaling is not None) == is_left
 
 
 def test_a_norm_that_is_given_its_place_is_complete() -> None:
-    together, apart = make_both(torch.bfloat16)
+    together, apart, _ = make_both(torch.bfloat16)
     x, residual = randn(3, WIDTH, dtype=torch.bfloat16), randn(3, SIZE, dtype=torch.bfloat16)
     out = torch.empty_like(residual)
     expected = apart(x, residual.clone()).rows
     normed = together(x, residual, out=out)
-    assert normed == Normed(out)
+    assert normed.rows is out
+    assert normed.scaling is None
     assert torch.equal(out, expected)
+
+
+def test_the_parts_of_all_ranks_are_summed_before_the_norm() -> None:
+    backend, dtype = make_backend(torch.bfloat16), torch.bfloat16
+    weight, gain = randn(SIZE, WIDTH, dtype=dtype) * WIDTH**-0.5, randn(SIZE, dtype=dtype)
+    x, residual = randn(3, WIDTH, dtype=dtype), randn(3, SIZE, dtype=dtype)
+    whole = LinearThenAddNorm(lambda x: 2 * (x @ weight.T), backend, gain, SingleRank())
+    expected = whole(x, residual.clone())
+    assert_close(backend.linear_add_norm(weight, gain, TwoRanks())(x, residual).rows, expected.rows)

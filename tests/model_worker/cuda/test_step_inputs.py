@@ -81,7 +81,7 @@ def test_sampling_finds_each_rows_parameters_and_ids_that_may_not_end_it_yet() -
     words, sections = inputs.sample(shape), sample_sections(shape, inputs.forbidden_width)
     assert words[sections.sampled_tokens].tolist() == [0, 1, 6, 0]
     assert words[sections.sampled_rows].tolist() == [4, 1, 2, NUM_ROWS]
-    assert words[sections.place].tolist() == [1]
+    assert words[sections.result_row].tolist() == [1]
     assert words[sections.sampled_positions].tolist() == [8, 6, 2, 0]
     assert words[sections.temperature].view(torch.float32).tolist() == [0.5, 0, 0, 0]
     assert words[sections.top_k].tolist() == [7, 0, 0, 0]
