@@ -3,7 +3,7 @@
 import numpy as np
 
 from lightserve.errors import InvariantError
-from lightserve.router.arrays import IdArray, RowArray, SlotArray
+from lightserve.router.arrays import IdArray, RowArray, SlotArray, row_table
 from lightserve.router.request import Req
 
 
@@ -36,9 +36,8 @@ class Batch:
         self.ignores_eos = np.zeros(max_rows, dtype=np.bool_)
         self.has_stop_ids = np.zeros(max_rows, dtype=np.bool_)
         self.last_slots = np.zeros(max_rows, dtype=np.int32)
-        # Zeroed pages cost nothing until they are written: memory follows the lengths in use, not max_len.
-        self.ids = np.zeros((max_rows, max_len + 1), dtype=np.int32)
-        self.slots = np.zeros((max_rows, max_len), dtype=np.int32)
+        self.ids = row_table(max_rows, max_len + 1)
+        self.slots = row_table(max_rows, max_len)
         self.decode_rows: RowArray = np.zeros(0, dtype=np.int32)
         self._free_rows = list(reversed(range(max_rows)))
         self._num_stays = 0
