@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from lightserve.kernels.attention import LOG2_E, attend_reference, load_heads
+from lightserve.kernels.checks import check_contiguous
 from lightserve.kernels.decode_plan import DecodePlan, LaunchRule, heads_per_pack, launch_rule, load_item, plan_decode
 from lightserve.kernels.dot import dot
 from lightserve.kernels.launch import dependent_launch, prefetch, wait_for_previous
@@ -103,6 +104,7 @@ def decode_attention(
     if q.stride()[1:] != (head_dim, 1) or kv_layer.stride()[2:] != (head_dim, 1) or req_to_slots.stride(1) != 1:
         raise ValueError("the heads of q and of kv_layer and a row of req_to_slots must be contiguous")
     out = q.new_empty(num_reqs, num_heads, head_dim) if out is None else out
+    check_contiguous((num_reqs, num_heads, head_dim), out=out)
     if num_reqs == 0:
         return out
     if plan is None:

@@ -1,6 +1,7 @@
 """The arrays that the router's parts hand one another, one-dimensional, and those of a row for each request."""
 
 import mmap
+from contextlib import suppress
 from typing import TypeAlias
 
 import numpy as np
@@ -24,5 +25,6 @@ def row_table(num_rows: int, width: int) -> npt.NDArray[np.int32]:
     num_bytes = num_rows * width * np.dtype(np.int32).itemsize
     memory = mmap.mmap(-1, max(num_bytes, 1))
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux's
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        with suppress(OSError):  # a kernel that was built without large pages does not know the word
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype=np.int32, count=num_rows * width).reshape(num_rows, width)

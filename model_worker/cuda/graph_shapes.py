@@ -86,8 +86,9 @@ class GraphShapes:
         """Few shapes that between them need every kernel of any batch, those first that take long to compile."""
         rows = [size for size in self._rows if size <= _FEW_ROWS or size in (*_DECODE_CAPACITIES, self.max_padded_rows)]
         decode = [self._decode(size) for size in rows]
-        mixed = [self._mixed(size, room) for size in self._tokens[-1:] for room in (size, _FEW_DECODES)]
-        gathering = [replace(shape, gather_lens=(1024,)) for shape in mixed]
+        capacities = [capacity for capacity in _DECODE_CAPACITIES if capacity <= self.largest_forward.num_decode]
+        mixed = [ForwardShape(size, room, CHUNKS_PER_LAUNCH) for size in self._tokens[-1:] for room in capacities]
+        gathering = [replace(shape, gather_lens=(1024,)) for shape in mixed[-1:]]
         sample = [SampleShape(size, sampling) for sampling in reversed(Sampling) for size in rows]
         return [*sample, *decode, *mixed, *gathering]
 

@@ -17,14 +17,14 @@ def used_mib() -> int:
 
 
 def used_mib_of(pids: Collection[int]) -> int:
-    """MiB in use by these processes; by all there are, where the driver cannot say how much a process uses.
+    """MiB in use by these processes; by all there are, where the driver does not know these or how much they use.
 
     Raises:
         subprocess.CalledProcessError: The driver does not answer.
     """
     fields = [line.split(", ") for line in _ask("--query-compute-apps=pid,used_memory")]
     used = [mib for pid, mib in fields if pid.isdecimal() and int(pid) in pids]
-    return sum(map(int, used)) if all(mib.isdecimal() for mib in used) else used_mib()
+    return sum(map(int, used)) if used and all(mib.isdecimal() for mib in used) else used_mib()
 
 
 def _ask(*query: str) -> list[str]:

@@ -96,3 +96,9 @@ def test_a_plan_serves_many_launches() -> None:
     first = decode_attention(*arguments, scale=0.125, plan=plan)
     assert torch.equal(decode_attention(*arguments, scale=0.125, plan=plan), first)
     assert_close(first, decode_attention_reference(*arguments, scale=0.125))
+
+
+def test_an_output_of_another_shape_is_refused() -> None:
+    cache, batch = randn(9, 2, 2, 64), (int32([0] * 4).view(1, 4), int32([0]), int32([1]))
+    with pytest.raises(ValueError, match=r"out of shape \(2, 4, 64\) must be of shape \(1, 4, 64\)"):
+        decode_attention(randn(1, 4, 64), cache, *batch, scale=1.0, out=randn(2, 4, 64))

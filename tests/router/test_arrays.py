@@ -1,9 +1,12 @@
 """Tables of a row for each request."""
 
+import errno
+import mmap
 import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from lightserve.router.arrays import row_table
 
@@ -31,6 +34,15 @@ def test_a_table_is_zeros_that_can_be_written() -> None:
 
 def test_a_table_may_be_empty() -> None:
     assert row_table(0, 5).shape == (0, 5)
+
+
+def test_a_kernel_without_large_pages_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OldMemory(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("lightserve.router.arrays.mmap.mmap", OldMemory)
+    assert row_table(3, 5).shape == (3, 5)
 
 
 def test_what_requests_of_a_long_context_do_not_write_takes_no_memory() -> None:

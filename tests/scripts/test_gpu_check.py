@@ -225,10 +225,10 @@ def test_memory_is_that_of_the_gpus_that_may_be_used(tmp_path: Path, monkeypatch
     assert used_mib() == 30
 
 
-@pytest.mark.parametrize(("used", "mib"), [("300", 300), ("[N/A]", 512)])
+@pytest.mark.parametrize(("told", "mib"), [("7, 300", 300), ("7, [N/A]", 512), ("[N/A], 300", 512), ("6, 300", 512)])
 def test_memory_of_processes_is_theirs_where_the_driver_tells(
-    used: str, mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: str, mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cases = f'*compute-apps*) echo "7, {used}"; echo "8, 200" ;; *) echo 512 ;;'
+    cases = f'*compute-apps*) echo "{told}"; echo "8, 200" ;; *) echo 512 ;;'
     answer_as_driver(monkeypatch, tmp_path, cases)
     assert used_mib_of([7, 9]) == mib

@@ -1,5 +1,6 @@
 """The GPU's engine against the CPU's on tiny models, in float32; without a GPU its kernels are interpreted."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -72,11 +73,12 @@ def test_biases_and_head_norms_equal_the_cpus(architecture: str, tmp_path: Path)
     assert [req.output_ids for req in found] == [req.output_ids for req in expected]
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding tokens run on whatever the memory holds
-def test_graphs_give_the_ids_that_launches_one_by_one_give(folder: Path, engine: Engine[CudaRunner]) -> None:
-    prompts, captured = random_prompts([2, 13]), open_cuda_engine(folder, graphs=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_graphs_give_the_ids_that_launches_one_by_one_give(folder: Path, dtype: torch.dtype) -> None:
+    prompts = random_prompts([2, 13])
+    launching, captured = (open_cuda_engine(folder, graphs=graphs, dtype=dtype) for graphs in (False, True))
     for sampling in (GREEDY, SAMPLING[2]):
-        expected = generate(engine, prompts, sampling, chunk=11)
+        expected = generate(launching, prompts, sampling, chunk=11)
         found = generate(captured, prompts, sampling, chunk=11)
         for req, reference in zip(found, expected, strict=True):
             assert req.output_ids == reference.output_ids
@@ -115,6 +117,30 @@ def test_empty_launches_touch_no_request_whatever_ran_before(folder: Path) -> No
     assert all((tensor[1:] == 7).all() for tensor in state)  # all but slot 0 and row 0
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, on NaN
+@torch.inference_mode()
+def test_a_request_that_is_not_finite_fails_alone_and_leaves_nothing_behind(folder: Path) -> None:
+    prompts, poisoned = random_prompts([9, 2, 4], vocab_size=100), 110
+    blueprint = make_blueprint(folder, dtype=torch.bfloat16)
+    engine = blueprint.build(NUM_SLOTS, None)
+    expected = [req.output_ids for req in generate(engine, prompts, GREEDY, slots=range(100))]
+    blueprint.model._embedding[poisoned] = float("nan")
+    reqs = generate(engine, [*prompts, [5, poisoned, 6]], GREEDY, slots=range(100))
+    assert [req.output_ids for req in reqs[:3]] == expected
+    assert reqs[3].output_ids[0] == -1
+    generate(engine, [[poisoned] * 20] * 2, GREEDY, slots=range(100))
+    assert [req.output_ids for req in generate(engine, prompts, GREEDY, slots=range(100))] == expected
+
+
+@pytest.fixture
+def no_luck() -> Iterator[None]:
+    """Fill what is made empty with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("no_luck")
 @torch.inference_mode()
 def test_rows_that_pad_a_mixed_step_stay_finite(folder: Path) -> None:
     blueprint = make_blueprint(folder)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightserve.model_worker.cuda.graph_shapes import GraphShapes, eager_shape, row_sizes
-from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, SampleShape, Sampling
+from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, SampleShape, Sampling
 from lightserve.model_worker.host_batch import HostBatch
 
 NUM_ROWS, MAX_TOKENS = 1000, 4096
@@ -60,3 +60,18 @@ def test_the_largest_shapes_are_captured_first_of_their_kind() -> None:
     assert set(shapes.largest) <= set(captured)
     assert captured[0] == shapes.largest[0]
     assert SampleShape(1024, Sampling.GREEDY) in captured
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 16, 300, 1024])
+def test_attention_beside_prompts_is_compiled_for_every_number_of_decode_rows(num_rows: int) -> None:
+    shapes = GraphShapes(num_rows, 8192)
+    compiled = {shape.num_decode for shape in shapes.to_compile if isinstance(shape, ForwardShape) and shape.num_chunks}
+    for num_decode in range(1, num_rows):
+        batch = prompt_beside(num_decode)
+        assert eager_shape(batch).num_decode in compiled
+
+
+def prompt_beside(num_decode: int) -> HostBatch:
+    extend_lens = np.array([1] * num_decode + [2000], dtype=np.int32)
+    ids = np.zeros(extend_lens.sum(), dtype=np.int32)
+    return HostBatch(num_decode, extend_lens * 0, extend_lens * 0, extend_lens, extend_lens > 0, ids, ids)

@@ -31,3 +31,16 @@ def test_results_that_have_given_way_to_those_of_another_step_are_not_mistaken_f
     memory.take(7, 1)
     with pytest.raises(InvariantError, match="step 3"):
         memory.read(3)
+
+
+def test_memory_is_given_to_a_step_only_when_the_one_before_is_done_with_it() -> None:
+    memory, waited_for = make_memory([5, 6]), []
+
+    class Done:
+        def synchronize(self) -> None:
+            waited_for.append(memory._step_id)
+
+    memory.take(3, 1)
+    memory._done = Done()  # type: ignore[assignment]  # for a torch.cuda.Event
+    memory.take(5, 1)
+    assert waited_for == [3]
