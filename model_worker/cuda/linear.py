@@ -14,18 +14,14 @@ class CudaLinear:
 
     Args:
         weight: [out_features, in_features].
-        bias: [out_features] or None.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight
-        self._bias = bias
 
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """Map [n, in_features] to the features."""
-        if _is_skinny(x, self._weight):
-            return skinny_gemm(x, self._weight, self._bias)
-        return F.linear(x, self._weight, self._bias)
+        return skinny_gemm(x, self._weight) if _is_skinny(x, self._weight) else F.linear(x, self._weight)
 
 
 class CudaNormedLinear:
