@@ -231,6 +231,7 @@ def _decode_attention_kernel(
     if ROTATE:
         angles = cos_sin + tl.maximum(item.seq_len - 1, 0).to(tl.int64) * HEAD_DIM
         prefetch(angles + (tl.arange(0, 32) * HEAD_DIM) // 32, PDL)
+        newest_slot = tl.load(table + tl.maximum(item.end - 1, 0)).to(tl.int64)
     wait_for_previous(PDL)
 
     row = tl.arange(0, BLOCK_ROWS)
@@ -244,25 +245,14 @@ def _decode_attention_kernel(
     qkv = q + item.req * q_stride
     if ROTATE:
         query = rotate(qkv + head[:, None] * HEAD_DIM, inner, there, angles, q_norm, eps, HEAD_DIM, NORM)
-        if (item.end == item.seq_len) & (item.start < item.end):
-            _write_newest(
-                qkv,
-                kv_layer,
-                table,
-                item.end,
-                slot_stride,
-                kv_stride,
-                pack,
-                angles,
-                k_norm,
-                eps,
-                NUM_HEADS,
-                NUM_PACKS,
-                PACK_DIM,
-                HEAD_DIM,
-                NORM,
-            )
-            tl.debug_barrier()  # before any thread of this program reads them below; no other program does
+        # without a branch, so that its loads are on their way with those of the queries
+        is_newest = (item.end == item.seq_len) & (item.start < item.end)
+        target = kv_layer + newest_slot * slot_stride
+        keys = qkv + NUM_HEADS * HEAD_DIM
+        _write_newest(
+            keys, target, kv_stride, pack, is_newest, angles, k_norm, eps, NUM_PACKS, PACK_DIM, HEAD_DIM, NORM
+        )
+        tl.debug_barrier()  # before any thread of this program reads them below; no other program does
     else:
         query = tl.load(qkv + offset, mask=there, other=0)
 
@@ -298,31 +288,27 @@ def _decode_attention_kernel(
 
 @triton.jit
 def _write_newest(
-    qkv,
-    kv_layer,
-    table,
-    end,
-    slot_stride,
+    keys,
+    target,
     kv_stride,
     pack,
+    is_newest,
     angles,
     k_norm,
     eps,
-    NUM_HEADS: tl.constexpr,
     NUM_PACKS: tl.constexpr,
     PACK_DIM: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Rotate a pack's new keys; write them and their values to the slot of the last position before ``end``."""
+    """Rotate a pack's new keys; write them and their values to the slot at ``target``, if the newest position's."""
     kv_head = pack * (PACK_DIM // HEAD_DIM) + tl.arange(0, PACK_DIM // HEAD_DIM)[:, None]
     column = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
-    inside = (column < HEAD_DIM) & (kv_head >= 0)  # the second is always true: it makes a row for each head
-    keys = qkv + (NUM_HEADS + kv_head) * HEAD_DIM
-    key = rotate(keys, column, inside, angles, k_norm, eps, HEAD_DIM, NORM)
+    inside = (column < HEAD_DIM) & (kv_head >= 0) & is_newest  # the second, always true, makes a row for each head
+    keys += kv_head * HEAD_DIM
     value = tl.load(keys + NUM_PACKS * PACK_DIM + column, mask=inside, other=0)
-    slot = tl.load(table + end - 1).to(tl.int64)
-    target = kv_layer + slot * slot_stride + kv_head * HEAD_DIM + column
+    key = rotate(keys, column, inside, angles, k_norm, eps, HEAD_DIM, NORM)
+    target += kv_head * HEAD_DIM + column
     tl.store(target, key, mask=inside)
     tl.store(target + kv_stride, value, mask=inside)
 

@@ -33,7 +33,9 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @triton.jit
 def prefetch(addresses, PDL: tl.constexpr):
-    """Fetch a few small things into the second-level cache: what the kernel will read first, while it still waits."""
+    """Fetch a little into the second-level cache, 128 bytes at each address: what the kernel will read first, while it
+    still waits.
+    """
     if PDL:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1

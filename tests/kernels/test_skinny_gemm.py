@@ -44,15 +44,26 @@ def test_a_gated_weight_gives_half_as_many_features(m: int, shape: tuple[int, in
     assert_close(skinny_gemm(x, weight, gated=True, out=out), skinny_gemm_reference(x, weight, gated=True))
 
 
+@pytest.mark.parametrize("m", [5, 40])
 @pytest.mark.parametrize("split_k", [1, 2, 3])
 @pytest.mark.parametrize("k", [100, 512])
-def test_parts_of_k_are_summed_once_and_again_in_the_next_launch(k: int, split_k: int) -> None:
-    x, weight, bias = operands(5, 70, k, torch.float32)
+def test_parts_of_k_are_summed_once_and_again_in_the_next_launch(k: int, split_k: int, m: int) -> None:
+    x, weight, bias = operands(m, 70, k, torch.float32)
     rule = TileRule(block_n=32, block_k=64, split_k=split_k, num_warps=4, num_stages=2)
     for _ in range(2):
-        out = poisoned(5, 70, dtype=torch.float32)
+        out = poisoned(m, 70, dtype=torch.float32)
         _launch(x, weight, out, rule, bias=bias)
         assert_close(out, skinny_gemm_reference(x, weight, bias))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("x_width", "x_begin", "weight_begin"), [(576, 0, 0), (577, 0, 0), (576, 1, 0), (576, 0, 1)])
+def test_many_rows_may_lie_where_they_cannot_be_copied_in_tiles(
+    x_width: int, x_begin: int, weight_begin: int, gated: bool
+) -> None:
+    x = randn(40 * x_width + x_begin)[x_begin:].view(40, x_width)[:, :576]
+    weight = (randn(192 * 576 + weight_begin) * 0.04)[weight_begin:].view(192, 576)
+    assert_close(skinny_gemm(x, weight, gated=gated), skinny_gemm_reference(x, weight, gated=gated))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
