@@ -1,7 +1,7 @@
 """x · weightᵀ for one row of x, where reading the weight is all the cost.
 
     plain:  out = x · weightᵀ + bias
-    gated:  weight holds two halves, gate and up: out = silu(x · gateᵀ) · (x · upᵀ)
+    gated:  weight holds two rows for each feature, gate and up: out = silu(x · gateᵀ) · (x · upᵀ)
 
 Each program takes a few whole rows of the weight, all of them loaded before it waits for the kernel that makes x.
 Products and sums in float32. (To compute the RMSNorm before the product in each program anew does not pay: 4.14 ms
@@ -24,12 +24,11 @@ def gemv_reference(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    gated: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Do what ``gemv`` does, in plain torch, for any number of rows."""
-    product = torch.nn.functional.linear(x, weight, bias)
-    product = silu_mul_reference(product) if gated else product
+    product = torch.nn.functional.linear(x, weight.flatten(0, -2), bias)
+    product = silu_mul_reference(product.unflatten(1, weight.shape[:-1])) if is_gated(weight) else product
     return product if out is None else out.copy_(product)
 
 
@@ -38,27 +37,25 @@ def gemv(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    gated: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply one row with a weight.
 
     Args:
         x: [1, k] contiguous, any float dtype.
-        weight: [n, k] contiguous, same dtype; gated: [2 · n, k], gate, then up.
+        weight: [n, k] contiguous, same dtype; or gated, [n, 2, k]: of each feature the gate's row, then up's.
         bias: [n] contiguous; not if gated.
-        gated: Whether SiLU of the gate and its product with up come after the product with the weight.
         out: [1, n] contiguous, any float dtype; made when not given.
 
     Raises:
-        ValueError: A shape does not fit, what must be contiguous is not, or a gated weight has no two halves or has a
-            bias.
+        ValueError: A shape does not fit, what must be contiguous is not, or a gated weight has a bias.
     """
     k = x.shape[-1]
     check_contiguous((1, k), x=x)
-    n = check_weight(weight, bias, k, gated=gated)
+    n = check_weight(weight, bias, k)
     out = x.new_empty(1, n) if out is None else out
     check_contiguous((1, n), out=out)
+    gated = is_gated(weight)
     rule = launch_rule(k, gated=gated)
     _gemv_kernel[(triton.cdiv(n, rule.block_n),)](
         x,
@@ -66,7 +63,6 @@ def gemv(
         weight if bias is None else bias,
         out,
         n,
-        n * k,
         K=k,
         GATED=gated,
         BIAS=bias is not None,
@@ -78,22 +74,24 @@ def gemv(
     return out
 
 
-def check_weight(weight: torch.Tensor, bias: torch.Tensor | None, k: int, *, gated: bool) -> int:
+def is_gated(weight: torch.Tensor) -> bool:
+    """Say whether a weight holds rows of gate and up."""
+    return weight.dim() == 3
+
+
+def check_weight(weight: torch.Tensor, bias: torch.Tensor | None, k: int) -> int:
     """Check a weight for rows of ``k``, and its bias; give the number of features that come out.
 
     Raises:
         ValueError: As ``gemv`` does.
     """
-    check_contiguous((len(weight), k), weight=weight)
-    if not gated:
-        if bias is not None:
-            check_contiguous((len(weight),), bias=bias)
-        return len(weight)
-    if len(weight) % 2:
-        raise ValueError(f"a gated weight of shape {tuple(weight.shape)} must have two halves")
-    if bias is not None:
+    n = len(weight)
+    check_contiguous((n, 2, k) if is_gated(weight) else (n, k), weight=weight)
+    if bias is not None and is_gated(weight):
         raise ValueError(f"bias of shape {tuple(bias.shape)} must not be given with a gated weight")
-    return len(weight) // 2
+    if bias is not None:
+        check_contiguous((n,), bias=bias)
+    return n
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,6 @@ def _gemv_kernel(
     bias,
     out,
     n,
-    half_len,
     K: tl.constexpr,
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
@@ -132,14 +129,13 @@ def _gemv_kernel(
 ):
     PARTS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row_ptrs = weight + tl.minimum(row, n - 1).to(tl.int64)[:, None] * K
+    row_ptrs = weight + tl.minimum(row, n - 1).to(tl.int64)[:, None] * (2 * K if GATED else K)
     gate, up = (), ()
     for part in tl.static_range(PARTS):
         column = part * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
         gate = gate + (_load(row_ptrs + column, column, K, BLOCK_K),)  # type: ignore[assignment]  # a longer tuple
         if GATED:
-            up_ptrs = row_ptrs + half_len + column
-            up = up + (_load(up_ptrs, column, K, BLOCK_K),)  # type: ignore[assignment]  # a longer tuple
+            up = up + (_load(row_ptrs + K + column, column, K, BLOCK_K),)  # type: ignore[assignment]  # a longer tuple
     wait_for_previous(PDL)
     products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up_products = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)

@@ -1,6 +1,6 @@
 """SiLU of the gate times the up projection: out = gate / (1 + exp(-gate)) · up, in float32, rounded once.
 
-One program per row and block of columns.
+Gate and up alternate in a row, as a product with rows of both leaves them. One program per row and block of columns.
 """
 
 import torch
@@ -13,26 +13,23 @@ from lightserve.kernels.launch import dependent_launch, wait_for_previous
 
 def silu_mul_reference(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Do what ``silu_mul`` does, in plain torch."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
+    gate, up = gate_up.float().unbind(-1)
     product = torch.nn.functional.silu(gate) * up
     return product.to(gate_up.dtype) if out is None else out.copy_(product)
 
 
 def silu_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Multiply SiLU of the first half of each row with the second half.
+    """Multiply SiLU of each gate with its up.
 
     Args:
-        gate_up: [num_tokens, 2 · ffn] contiguous, any float dtype.
+        gate_up: [num_tokens, ffn, 2] contiguous, any float dtype.
         out: [num_tokens, ffn] contiguous; made when not given.
 
     Raises:
         ValueError: A shape does not fit, or what must be contiguous is not.
     """
-    num_tokens, width = len(gate_up), gate_up.shape[-1]
-    check_contiguous((num_tokens, width), gate_up=gate_up)
-    if width % 2:
-        raise ValueError(f"gate_up of shape {tuple(gate_up.shape)} must have rows of an even width")
-    ffn = width // 2
+    num_tokens, ffn = gate_up.shape[:2]
+    check_contiguous((num_tokens, ffn, 2), gate_up=gate_up)
     out = gate_up.new_empty(num_tokens, ffn) if out is None else out
     check_contiguous((num_tokens, ffn), out=out)
     if num_tokens == 0:
@@ -50,7 +47,8 @@ def _silu_mul_kernel(gate_up, out, ffn, BLOCK: tl.constexpr, PDL: tl.constexpr):
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < ffn
     wait_for_previous(PDL)
-    gate = tl.load(gate_up + row * 2 * ffn + column, mask=inside, other=0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * ffn + ffn + column, mask=inside, other=0).to(tl.float32)
+    wide_column = tl.program_id(1) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
+    both = tl.load(gate_up + row * (2 * ffn) + wide_column, mask=wide_column < 2 * ffn, other=0).to(tl.float32)
+    gate, up = tl.split(tl.reshape(both, [BLOCK, 2]))
     product = gate * tl.sigmoid(gate) * up
     tl.store(out + row * ffn + column, product.to(out.dtype.element_ty), mask=inside)

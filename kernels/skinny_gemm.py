@@ -1,7 +1,7 @@
 """x · weightᵀ for few rows of x, where reading the weight is all the cost.
 
     plain:  out = x · weightᵀ + bias
-    gated:  weight holds two halves, gate and up: out = silu(x · gateᵀ) · (x · upᵀ)
+    gated:  weight holds two rows for each feature, gate and up: out = silu(x · gateᵀ) · (x · upᵀ)
     scaled: x is rows of an RMSNorm whose scaling is left to the product
     add_norm: residual += x · weightᵀ, and out is the sum's RMSNorm, its scaling left to the next product
 
@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lightserve.kernels.checks import check_contiguous, check_rows
+from lightserve.kernels.checks import check_contiguous, check_rows, fits_tma
 from lightserve.kernels.dot import dot
-from lightserve.kernels.gemv import check_weight, gemv, gemv_reference
+from lightserve.kernels.gemv import check_weight, gemv, gemv_reference, is_gated
 from lightserve.kernels.launch import dependent_launch, prefetch, wait_for_previous
 from lightserve.kernels.normed import Normed, Scaling
 
@@ -33,14 +33,13 @@ def skinny_gemm_reference(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    gated: bool = False,
     scaling: Scaling | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Do what ``skinny_gemm`` does, in plain torch, for any number of rows."""
     if scaling is not None:
         x = (x * scaling.factors(x.shape[1])).to(x.dtype)
-    return gemv_reference(x, weight, bias, gated=gated, out=out)
+    return gemv_reference(x, weight, bias, out=out)
 
 
 def skinny_gemm_add_norm_reference(
@@ -56,7 +55,6 @@ def skinny_gemm(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    gated: bool = False,
     scaling: Scaling | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -64,27 +62,26 @@ def skinny_gemm(
 
     Args:
         x: [m, k], any float dtype; rows may be strided, their elements not.
-        weight: [n, k] contiguous, same dtype; gated: [2 · n, k], gate, then up.
+        weight: [n, k] contiguous, same dtype; or gated, [n, 2, k]: of each feature the gate's row, then up's.
         bias: [n] contiguous; not if gated.
-        gated: Whether SiLU of the gate and its product with up come after the product with the weight.
         scaling: What the rows of ``x`` are still to be multiplied by; contiguous.
         out: [m, n] contiguous, any float dtype; made when not given.
 
     Raises:
         ValueError: A shape does not fit, ``x`` has too many rows, what must be contiguous is not, or a gated weight has
-            no two halves or has a bias.
+            a bias.
     """
     m = len(x)
     if m == 1 and scaling is None:
-        return gemv(x, weight, bias, gated=gated, out=out)
+        return gemv(x, weight, bias, out=out)
     _check_rows(x)
-    n = check_weight(weight, bias, x.shape[1], gated=gated)
+    n = check_weight(weight, bias, x.shape[1])
     out = x.new_empty(m, n) if out is None else out
     check_contiguous((m, n), out=out)
     if scaling is not None:
         check_contiguous((len(scaling.square_sums), m), square_sums=scaling.square_sums)
     if m:
-        _launch(x, weight, out, launch_rule(m, n, gated=gated), bias=bias, gated=gated, scaling=scaling)
+        _launch(x, weight, out, launch_rule(m, n, gated=is_gated(weight)), bias=bias, scaling=scaling)
     return out
 
 
@@ -114,7 +111,7 @@ def skinny_gemm_add_norm(
     """
     m = len(x)
     _check_rows(x)
-    n = check_weight(weight, None, x.shape[1], gated=False)
+    n = check_weight(weight, None, x.shape[1])
     out = torch.empty_like(residual) if out is None else out
     check_contiguous((m, n), residual=residual, out=out)
     check_contiguous((n,), gain=gain)
@@ -175,21 +172,21 @@ def _launch(
     rule: TileRule,
     *,
     bias: torch.Tensor | None = None,
-    gated: bool = False,
     scaling: Scaling | None = None,
     add_norm: _AddNorm | None = None,
 ) -> None:
-    (m, k), n = x.shape, out.shape[1]
+    (m, k), n, gated = x.shape, out.shape[1], is_gated(weight)
     partial = torch.empty(rule.split_k if rule.split_k > 1 else 0, m, n, dtype=torch.float32, device=x.device)
     residual, gain, written_sums = add_norm or (x, x, partial)  # in the place of what is not read
     read_sums, eps = (partial, 0.0) if scaling is None else (scaling.square_sums, scaling.eps)
     block_m = max(triton.next_power_of_2(m), 16)  # the narrowest of the wide matrix instructions in use
-    by_tma = m > _FEW_FOR_TMA and _can_be_described(x) and _can_be_described(weight)
+    even_k = k % (rule.block_k * rule.split_k) == 0
+    by_tma = m > _FEW_FOR_TMA and fits_tma(x) and fits_tma(weight) and (even_k or not gated)
     _skinny_gemm_kernel[(triton.cdiv(n, rule.block_n) * rule.split_k,)](
         x,
         weight,
         TensorDescriptor.from_tensor(x, [block_m, rule.block_k]) if by_tma else x,
-        TensorDescriptor.from_tensor(weight, [rule.block_n, rule.block_k]) if by_tma else weight,
+        TensorDescriptor.from_tensor(weight.flatten(1), [rule.block_n, rule.block_k]) if by_tma else weight,
         weight if bias is None else bias,
         read_sums,
         residual,
@@ -203,13 +200,12 @@ def _launch(
         m,
         n,
         k,
-        n * k,
         x.stride(0),
         BLOCK_M=block_m,
         BLOCK_N=rule.block_n,
         BLOCK_K=rule.block_k,
         SPLIT_K=rule.split_k,
-        EVEN_K=k % (rule.block_k * rule.split_k) == 0,
+        EVEN_K=even_k,
         BY_TMA=by_tma,
         GATED=gated,
         BIAS=bias is not None,
@@ -225,13 +221,6 @@ def _launch(
 # Through the tensor memory accelerator the layers of an 8B take 5.25 instead of 5.32 ms at 64 rows, the same at 32, and
 # longer at 16: 4.18 instead of 4.15.
 _FEW_FOR_TMA = 32
-
-
-def _can_be_described(matrix: torch.Tensor) -> bool:
-    """Say whether the accelerator can read it: begin and rows at multiples of 16 bytes."""
-    return matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0
-
-
 MAX_TILES = 1 << 16  # far more than a product that is cut along k has
 
 
@@ -260,7 +249,6 @@ def _skinny_gemm_kernel(
     m,
     n,
     k,
-    half_len,
     x_stride,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -284,9 +272,9 @@ def _skinny_gemm_kernel(
     inner = tl.arange(0, BLOCK_K)[None, :]
     x_ptrs = x + row[:, None] * x_stride + inner
     # columns past the end repeat the last one: no mask
-    weight_rows = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * k
+    weight_rows = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * (2 * k if GATED else k)
     weight_ptrs = weight_rows + inner
-    up_ptrs = weight_ptrs + half_len
+    up_ptrs = weight_ptrs + k
     offset = row[None, :] * n + column[:, None]
     inside = (row < m)[None, :] & (column < n)[:, None]
     if ADD_NORM:
@@ -297,7 +285,7 @@ def _skinny_gemm_kernel(
     ahead = tl.minimum(first + tl.arange(0, 4) * LINE, k - 1)[None, :]
     prefetch(weight_rows + ahead, PDL)
     if GATED:
-        prefetch(weight_rows + half_len + ahead, PDL)
+        prefetch(weight_rows + k + ahead, PDL)
     wait_for_previous(PDL)
     # what the end needs is on its way while the weight is read
     if ADD_NORM:
@@ -319,7 +307,7 @@ def _skinny_gemm_kernel(
         total = dot(weight_tile, tl.trans(x_tile), total)
         if GATED:
             if BY_TMA:
-                up_tile = weight_tiles.load([n + tile * BLOCK_N, start])
+                up_tile = weight_tiles.load([tile * BLOCK_N, k + start])
             else:
                 up_tile = _load_weight(up_ptrs, start, inner, k, EVEN_K)
             up_total = dot(up_tile, tl.trans(x_tile), up_total)

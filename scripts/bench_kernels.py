@@ -23,7 +23,7 @@ import triton
 from kernel_bench.attention import decode_attention_cases, prefill_attention_cases
 from kernel_bench.case import Case
 from kernel_bench.elementwise import embedding_cases, rms_norm_cases, rope_kv_write_cases, silu_mul_cases
-from kernel_bench.products import gemv_cases, skinny_gemm_cases
+from kernel_bench.products import gated_gemm_cases, gemv_cases, skinny_gemm_cases
 from kernel_bench.result import Ceilings, Result, Times, format_result, summarize
 from kernel_bench.sampling import forbid_cases, greedy_cases, penalties_cases, sampling_cases
 from kernel_bench.timing import measure_ceilings, time_case
@@ -41,6 +41,7 @@ KERNELS: dict[str, Callable[[], Iterator[Case]]] = {
     "prefill_attention": prefill_attention_cases,
     "gemv": gemv_cases,
     "skinny_gemm": skinny_gemm_cases,
+    "gated_gemm": gated_gemm_cases,
     "greedy": greedy_cases,
     "sampling": sampling_cases,
     "penalties": penalties_cases,

@@ -11,7 +11,13 @@ from lightserve.kernels.normed import Normed
 from lightserve.kernels.prefill_attention import PrefillPlan, plan_prefill, prefill_attention
 from lightserve.kernels.rms_norm import add_rms_norm, rms_norm
 from lightserve.kernels.rope_kv_write import Rotation, rope_kv_write
-from lightserve.model_worker.cuda.linear import CudaHead, CudaLinear, CudaLinearAddNorm, CudaNormedLinear
+from lightserve.model_worker.cuda.linear import (
+    CudaHead,
+    CudaLinear,
+    CudaLinearAddNorm,
+    CudaNormedGatedLinear,
+    CudaNormedLinear,
+)
 from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, forward_sections
 from lightserve.model_worker.layers.linear import Linear, LinearAddNorm, LinearThenAddNorm, NormedLinear
 from lightserve.model_worker.layers.rope import cos_sin, inverse_frequencies
@@ -110,7 +116,7 @@ class CudaBackend:
 
     def normed_gated_linear(self, weight: torch.Tensor) -> NormedLinear:
         """Prepare the same for a weight of gate and up, and silu(gate) * up after it."""
-        return CudaNormedLinear(weight, gated=True)
+        return CudaNormedGatedLinear(weight)
 
     def linear_add_norm(self, weight: torch.Tensor, gain: torch.Tensor, ranks: Ranks) -> LinearAddNorm:
         """Prepare a projection, its sum with the residual, and the norm of that."""

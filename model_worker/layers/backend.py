@@ -33,7 +33,7 @@ class Backend(Protocol):
         """Prepare the same with silu(gate) * up after it.
 
         Args:
-            weight: [2 * out_features, in_features]; gate rows, then up rows.
+            weight: [out_features, 2, in_features]; of each feature the gate's row, then up's.
         """
 
     def linear_add_norm(self, weight: torch.Tensor, gain: torch.Tensor, ranks: Ranks) -> LinearAddNorm:

@@ -19,7 +19,7 @@ class Piece:
         shape: What the whole stored tensor must measure.
         rows: Of the stored tensor.
         columns: Of the stored tensor; None for a vector.
-        target: [len(rows), len(columns)] or [len(rows)], contiguous, part of a rank's weights.
+        target: [len(rows), len(columns)] or [len(rows)], part of a rank's weights; its rows contiguous.
     """
 
     name: str
@@ -53,7 +53,7 @@ def allocate(config: ModelConfig, shard: Shard, device: torch.device, dtype: tor
             k_norm=empty(config.head_dim) if config.qk_norm else None,
             o_proj=empty(hidden, q_rows),
             post_attention_norm=empty(hidden),
-            gate_up=empty(2 * len(shard.ffn), hidden),
+            gate_up=empty(len(shard.ffn), 2, hidden),
             down_proj=empty(hidden, len(shard.ffn)),
         )
         for _ in range(config.num_layers)
@@ -91,9 +91,8 @@ def _pieces_of_layer(prefix: str, layer: LayerWeights, config: ModelConfig, shar
     yield Piece(f"{prefix}.self_attn.o_proj.weight", o_shape, all_rows, q_columns, layer.o_proj)
     yield _vector(f"{prefix}.post_attention_layernorm.weight", layer.post_attention_norm)
     up_shape = (config.intermediate_size, hidden)
-    ffn = len(shard.ffn)
-    yield Piece(f"{prefix}.mlp.gate_proj.weight", up_shape, shard.ffn, all_rows, layer.gate_up[:ffn])
-    yield Piece(f"{prefix}.mlp.up_proj.weight", up_shape, shard.ffn, all_rows, layer.gate_up[ffn:])
+    yield Piece(f"{prefix}.mlp.gate_proj.weight", up_shape, shard.ffn, all_rows, layer.gate_up[:, 0])
+    yield Piece(f"{prefix}.mlp.up_proj.weight", up_shape, shard.ffn, all_rows, layer.gate_up[:, 1])
     yield Piece(f"{prefix}.mlp.down_proj.weight", up_shape[::-1], all_rows, shard.ffn, layer.down_proj)
 
 

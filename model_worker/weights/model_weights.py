@@ -17,7 +17,7 @@ class LayerWeights:
         k_norm: [head_dim] or None.
         o_proj: [hidden_size, q * head_dim]; the ranks' products are summed.
         post_attention_norm: [hidden_size].
-        gate_up: [2 * ffn, hidden_size]; gate rows, then up rows.
+        gate_up: [ffn, 2, hidden_size]; of each feature the gate's row, then up's.
         down_proj: [hidden_size, ffn]; the ranks' products are summed.
     """
 

@@ -30,6 +30,7 @@ from script_tools.random_checkpoint import spread_numbers, write_checkpoint
 
 import lightserve.kernels
 from lightserve.kernels.compile_ahead import compiling_ahead
+from lightserve.kernels.gated_gemm import gated_gemm
 from lightserve.kernels.skinny_gemm import MAX_ROWS
 from lightserve.model_config import load_model_config
 from lightserve.model_worker.cuda.blueprint import load_blueprint
@@ -132,6 +133,9 @@ def run_tour(tour: Tour, device: torch.device) -> set[Kernel]:
             path = _write_model(Path(folder), model)
             for dtype in tour.dtypes:
                 _run_engine(path, dtype, device, tour.groups_in(dtype))
+        for dtype in tour.dtypes:
+            if dtype.itemsize == 2:
+                _multiply_many_rows(dtype, device)
     return launched
 
 
@@ -195,6 +199,12 @@ def _write_model(folder: Path, model: Model) -> Path:
     }
     write_checkpoint(path, values, spread_numbers(), dtype=torch.float32, max_file_bytes=1 << 30)
     return path
+
+
+def _multiply_many_rows(dtype: torch.dtype, device: torch.device) -> None:
+    """Launch what is for more rows than these engines' steps have."""
+    x, weight = (torch.randn(shape, dtype=dtype, device=device) for shape in [(150, 104), (136, 2, 104)])
+    gated_gemm(x, weight)
 
 
 def _run_engine(path: Path, dtype: torch.dtype, device: torch.device, groups: Sequence[Group]) -> None:

@@ -65,7 +65,7 @@ def _rope_kv_write_error(
 def silu_mul_cases(row_counts: Sequence[int] = (1, 64, 8192), width: int = 14336) -> Iterator[Case]:
     for n in row_counts:
         size = 3 * n * width * 2
-        sets = [torch.randn(n, 2 * width, dtype=BF16) for _ in copies(size)]
+        sets = [torch.randn(n, width, 2, dtype=BF16) for _ in copies(size)]
         error = partial(error_against, silu_mul, silu_mul_reference, sets[0])
         yield Case(f"{n} x {width}", [partial(silu_mul, x) for x in sets], error, bytes=size)
 

@@ -1,13 +1,15 @@
-"""Cases of products of few rows, where reading the weight is all the cost."""
+"""Cases of products: of few rows, where reading the weight is all the cost, and of gate and up of many."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import prod
 from typing import NamedTuple
 
 import torch
 
 from kernel_bench.case import BF16, VOCAB_SIZE, Case, copies, error_against, relative_error, worst
-from lightserve.kernels.gemv import gemv, gemv_reference
+from lightserve.kernels.gated_gemm import gated_gemm, gated_gemm_reference
+from lightserve.kernels.gemv import gemv, gemv_reference, is_gated
 from lightserve.kernels.normed import Normed, Scaling
 from lightserve.kernels.silu_mul import silu_mul
 from lightserve.kernels.skinny_gemm import (
@@ -21,23 +23,36 @@ _EPS, _NUM_PARTS = 1e-5, 64
 
 
 class Product(NamedTuple):
-    """A weight, [n, k]; a gated one holds two halves, gate and up."""
+    """A weight of n features; a gated one has two rows for each, gate and up."""
 
     name: str
     n: int
     k: int
     gated: bool = False
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return (self.n, 2, self.k) if self.gated else (self.n, self.k)
+
+    def weights(self) -> list[torch.Tensor]:
+        """Draw as many as do not fit into a cache."""
+        return [torch.randn(self.shape, dtype=BF16) for _ in copies(2 * prod(self.shape))]
+
+    def num_bytes(self, m: int) -> int:
+        """Count what a product of m rows reads and writes."""
+        return 2 * (prod(self.shape) + m * self.k + m * self.n)
+
 
 PRODUCTS = (
     Product("8B qkv", 6144, 4096),
     Product("8B out", 4096, 4096),
-    Product("8B gate_up", 28672, 4096, gated=True),
+    Product("8B gate_up", 14336, 4096, gated=True),
     Product("8B down", 4096, 14336),
     Product("8B head", VOCAB_SIZE, 4096),
     Product("1B qkv", 3072, 2048),
     Product("1B out", 2048, 2048),
-    Product("1B gate_up", 16384, 2048, gated=True),
+    Product("1B gate_up", 8192, 2048, gated=True),
     Product("1B down", 2048, 8192),
     Product("1B head", VOCAB_SIZE, 2048),
 )
@@ -54,7 +69,7 @@ def skinny_gemm_cases(
     """Plain products; then, of those beside a norm in a model, with the half of the norm that is theirs."""
     for product in products:
         yield from _cases(product, skinny_gemm, skinny_gemm_reference, row_counts)
-        if product.n <= product.k:
+        if product.n <= product.k and not product.gated:
             yield from _add_norm_cases(product, row_counts)
         elif product.n != VOCAB_SIZE:
             yield from _scaled_cases(product, row_counts)
@@ -66,50 +81,62 @@ def _cases(
     reference: Callable[..., torch.Tensor],
     row_counts: Sequence[int],
 ) -> Iterator[Case]:
-    name, n, k, gated = product
-    weights = [torch.randn(n, k, dtype=BF16) for _ in copies(2 * n * k)]
+    weights = product.weights()
     for m in row_counts:
-        x = torch.randn(m, k, dtype=BF16)
+        x = torch.randn(m, product.k, dtype=BF16)
         yield Case(
-            f"{name}, m = {m}",
-            [partial(kernel, x, weight, gated=gated) for weight in weights],
-            partial(error_against, partial(kernel, gated=gated), partial(reference, gated=gated), x, weights[0]),
-            bytes=2 * (n * k + m * k + m * n // (2 if gated else 1)),
-            rival=[partial(_library_product, x, weight, gated=gated) for weight in weights],
+            f"{product.name}, m = {m}",
+            [partial(kernel, x, weight) for weight in weights],
+            partial(error_against, kernel, reference, x, weights[0]),
+            bytes=product.num_bytes(m),
+            rival=[partial(_library_product, x, weight) for weight in weights],
         )
 
 
-def _library_product(x: torch.Tensor, weight: torch.Tensor, *, gated: bool) -> torch.Tensor:
-    product = torch.nn.functional.linear(x, weight)
-    return silu_mul(product) if gated else product
+def _library_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    product = torch.nn.functional.linear(x, weight.flatten(0, -2))
+    return silu_mul(product.view(len(x), -1, 2)) if is_gated(weight) else product
+
+
+def gated_gemm_cases(
+    products: Sequence[Product] = PRODUCTS, row_counts: Sequence[int] = (1024, 1100, 2048, 8192)
+) -> Iterator[Case]:
+    for product in products:
+        if product.gated:
+            weights = product.weights()
+            for m in row_counts:
+                x = torch.randn(m, product.k, dtype=BF16)
+                yield Case(
+                    f"{product.name}, m = {m}",
+                    [partial(gated_gemm, x, weight) for weight in weights],
+                    partial(error_against, gated_gemm, gated_gemm_reference, x, weights[0]),
+                    flops=2 * m * prod(product.shape),
+                    rival=[partial(_library_product, x, weight) for weight in weights],
+                )
 
 
 def _scaled_cases(product: Product, row_counts: Sequence[int]) -> Iterator[Case]:
-    name, n, k, gated = product
-    weights = [torch.randn(n, k, dtype=BF16) for _ in copies(2 * n * k)]
+    weights, k = product.weights(), product.k
     for m in row_counts:
         x, scaling = torch.randn(m, k, dtype=BF16), Scaling(torch.rand(_NUM_PARTS, m) * k, _EPS)
-        run, reference = (
-            partial(function, gated=gated, scaling=scaling) for function in (skinny_gemm, skinny_gemm_reference)
-        )
+        run, reference = (partial(function, scaling=scaling) for function in (skinny_gemm, skinny_gemm_reference))
         yield Case(
-            f"{name}, m = {m}, of a norm",
+            f"{product.name}, m = {m}, of a norm",
             [partial(run, x, weight) for weight in weights],
             partial(error_against, run, reference, x, weights[0]),
-            bytes=2 * (n * k + m * k + m * n // (2 if gated else 1)),
+            bytes=product.num_bytes(m),
         )
 
 
 def _add_norm_cases(product: Product, row_counts: Sequence[int]) -> Iterator[Case]:
-    name, n, k, _ = product
-    weights, gain = [torch.randn(n, k, dtype=BF16) for _ in copies(2 * n * k)], torch.randn(n, dtype=BF16)
+    n, weights, gain = product.n, product.weights(), torch.randn(product.n, dtype=BF16)
     for m in row_counts:
-        x, residual = torch.randn(m, k, dtype=BF16), torch.randn(m, n, dtype=BF16)
+        x, residual = torch.randn(m, product.k, dtype=BF16), torch.randn(m, n, dtype=BF16)
         yield Case(
-            f"{name}, m = {m}, added and normed",
+            f"{product.name}, m = {m}, added and normed",
             [partial(skinny_gemm_add_norm, x, weight, residual, gain, _EPS) for weight in weights],
             partial(_add_norm_error, x, weights[0], residual, gain),
-            bytes=2 * (n * k + m * k + 3 * m * n),
+            bytes=product.num_bytes(m) + 4 * m * n,
         )
 
 

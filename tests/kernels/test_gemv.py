@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightserve.kernels.gemv import gemv, gemv_reference
-from tests.kernels.kit import DTYPES, assert_close, poisoned, randn, sparse
+from tests.kernels.kit import DEVICE, DTYPES, assert_close, poisoned, randn, sparse
 
 SHAPES = [(1, 1), (5, 64), (16, 256), (37, 576), (50, 1000), (12, 2500)]  # features out, features in
 
@@ -19,10 +19,10 @@ def test_gemv_equals_its_reference(n: int, k: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_a_gated_weight_gives_half_as_many_features(n: int, k: int, dtype: torch.dtype) -> None:
-    x, weight = randn(1, k, dtype=dtype), randn(2 * n, k, dtype=dtype) * k**-0.5
+def test_a_gated_weight_gives_a_feature_for_two_rows(n: int, k: int, dtype: torch.dtype) -> None:
+    x, weight = randn(1, k, dtype=dtype), randn(n, 2, k, dtype=dtype) * k**-0.5
     out = poisoned(1, n, dtype=dtype)
-    assert_close(gemv(x, weight, gated=True, out=out), gemv_reference(x, weight, gated=True))
+    assert_close(gemv(x, weight, out=out), gemv_reference(x, weight))
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,18 @@ def test_what_does_not_fit_is_named(
         gemv(x, weight, bias, out=out)
 
 
-def test_a_gated_weight_without_two_halves_or_with_a_bias_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"weight of shape \(7, 64\) must have two halves"):
-        gemv(randn(1, 64), randn(7, 64), gated=True)
+def test_a_gated_weight_of_other_than_two_rows_or_with_a_bias_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"weight of shape \(7, 1, 64\) must be of shape \(7, 2, 64\)"):
+        gemv(randn(1, 64), randn(7, 1, 64))
     with pytest.raises(ValueError, match=r"bias of shape \(4,\) must not be given"):
-        gemv(randn(1, 64), randn(8, 64), randn(4), gated=True)
+        gemv(randn(1, 64), randn(4, 2, 64), randn(4))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy's, in the interpreter
+def test_gate_and_up_are_told_apart() -> None:
+    weight = torch.zeros(3, 2, 8)
+    weight[:, 0, 0], weight[:, 1, 0] = torch.tensor([100.0, -100.0, 0.0]), torch.tensor([3.0, 3.0, 3.0])
+    x = torch.zeros(1, 8)
+    x[0, 0] = 1.0
+    assert gemv_reference(x, weight).tolist() == [[300.0, 0.0, 0.0]]
+    assert gemv(x.to(DEVICE), weight.to(DEVICE)).tolist() == [[300.0, 0.0, 0.0]]

@@ -25,6 +25,10 @@ def operands(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, 
     return randn(m, k, dtype=dtype), randn(n, k, dtype=dtype) * k**-0.5, randn(n, dtype=dtype)
 
 
+def gated(weight: torch.Tensor) -> torch.Tensor:
+    return weight.view(len(weight) // 2, 2, -1)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [0, 1, 2, 33, 64])
 @pytest.mark.parametrize("shape", [(1, 1), (97, 131), (192, 576)])
@@ -37,11 +41,11 @@ def test_skinny_gemm_equals_its_reference(m: int, shape: tuple[int, int], dtype:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [2, 33, 64])
-@pytest.mark.parametrize("shape", [(2, 1), (98, 131), (384, 576)])
-def test_a_gated_weight_gives_half_as_many_features(m: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shape", [(2, 1), (98, 131), (384, 576), (384, 640)])
+def test_a_gated_weight_gives_a_feature_for_two_rows(m: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, weight, _ = operands(m, *shape, dtype)
-    out = poisoned(m, shape[0] // 2, dtype=dtype)
-    assert_close(skinny_gemm(x, weight, gated=True, out=out), skinny_gemm_reference(x, weight, gated=True))
+    weight, out = gated(weight), poisoned(m, shape[0] // 2, dtype=dtype)
+    assert_close(skinny_gemm(x, weight, out=out), skinny_gemm_reference(x, weight))
 
 
 @pytest.mark.parametrize("m", [5, 40])
@@ -56,29 +60,29 @@ def test_parts_of_k_are_summed_once_and_again_in_the_next_launch(k: int, split_k
         assert_close(out, skinny_gemm_reference(x, weight, bias))
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize(("x_width", "x_begin", "weight_begin"), [(576, 0, 0), (577, 0, 0), (576, 1, 0), (576, 0, 1)])
+@pytest.mark.parametrize("shape", [(192, 640), (96, 2, 640)])
+@pytest.mark.parametrize(("x_width", "x_begin", "weight_begin"), [(640, 0, 0), (641, 0, 0), (640, 1, 0), (640, 0, 1)])
 def test_many_rows_may_lie_where_they_cannot_be_copied_in_tiles(
-    x_width: int, x_begin: int, weight_begin: int, gated: bool
+    x_width: int, x_begin: int, weight_begin: int, shape: tuple[int, ...]
 ) -> None:
-    x = randn(40 * x_width + x_begin)[x_begin:].view(40, x_width)[:, :576]
-    weight = (randn(192 * 576 + weight_begin) * 0.04)[weight_begin:].view(192, 576)
-    assert_close(skinny_gemm(x, weight, gated=gated), skinny_gemm_reference(x, weight, gated=gated))
+    x = randn(40 * x_width + x_begin)[x_begin:].view(40, x_width)[:, :640]
+    weight = (randn(192 * 640 + weight_begin) * 0.04)[weight_begin:].view(shape)
+    assert_close(skinny_gemm(x, weight), skinny_gemm_reference(x, weight))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("m", [1, 2, 33, 64])
-@pytest.mark.parametrize(("n", "k", "gated"), [(97, 131, False), (192, 576, False), (384, 576, True)])
+@pytest.mark.parametrize("shape", [(97, 131), (192, 576), (96, 2, 576)])
 def test_rows_of_a_norm_are_scaled_by_the_square_sums_of_all_its_parts(
-    m: int, n: int, k: int, gated: bool, dtype: torch.dtype
+    m: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    x, weight, bias = operands(m, n, k, dtype)
+    n, k = shape[0], shape[-1]
+    x, weight, bias = randn(m, k, dtype=dtype), randn(*shape, dtype=dtype) * k**-0.5, randn(n, dtype=dtype)
     scaling = Scaling(randn(5, m).square() * k, 0.25)
-    out = poisoned(m, n // 2 if gated else n, dtype=dtype)
-    skinny_gemm(x, weight, gated=gated, scaling=scaling, out=out)
-    expected = skinny_gemm_reference(x, weight, gated=gated, scaling=scaling)
+    out = skinny_gemm(x, weight, scaling=scaling, out=poisoned(m, n, dtype=dtype))
+    expected = skinny_gemm_reference(x, weight, scaling=scaling)
     assert_close(out, expected)
-    if not gated:
+    if len(shape) == 2:
         with_bias = skinny_gemm(x, weight, bias, scaling=scaling)
         assert_close(with_bias, expected + bias)
 
@@ -159,8 +163,8 @@ def test_what_does_not_fit_is_named(
         skinny_gemm(x, weight, bias, out=out)
 
 
-def test_a_gated_weight_without_two_halves_or_with_a_bias_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"weight of shape \(7, 64\) must have two halves"):
-        skinny_gemm(randn(2, 64), randn(7, 64), gated=True)
+def test_a_gated_weight_of_other_than_two_rows_or_with_a_bias_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"weight of shape \(7, 1, 64\) must be of shape \(7, 2, 64\)"):
+        skinny_gemm(randn(2, 64), randn(7, 1, 64))
     with pytest.raises(ValueError, match=r"bias of shape \(4,\) must not be given"):
-        skinny_gemm(randn(2, 64), randn(8, 64), randn(4), gated=True)
+        skinny_gemm(randn(2, 64), randn(4, 2, 64), randn(4))

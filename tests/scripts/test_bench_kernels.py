@@ -15,7 +15,7 @@ from bench_kernels import KERNELS, check_and_time, exit_status, report
 from kernel_bench.attention import DecodeBatch, PrefillBatch, decode_attention_cases, prefill_attention_cases
 from kernel_bench.case import Case, worst
 from kernel_bench.elementwise import embedding_cases, rms_norm_cases, rope_kv_write_cases, silu_mul_cases
-from kernel_bench.products import Product, gemv_cases, skinny_gemm_cases
+from kernel_bench.products import Product, gated_gemm_cases, gemv_cases, skinny_gemm_cases
 from kernel_bench.result import Ceilings, Result, Times, format_result, summarize
 from kernel_bench.sampling import forbid_cases, greedy_cases, penalties_cases, sampling_cases
 from kernel_bench.token_bookkeeping import commit_tokens_cases, copy_words_cases, place_tokens_cases
@@ -26,7 +26,7 @@ from triton.runtime.jit import JITFunction
 from tests.kernels.kit import DEVICE, TOLERANCE
 
 HEADS = (4, 2)
-PRODUCTS = (Product("plain", 70, 136), Product("gate_up", 48, 72, gated=True))
+PRODUCTS = (Product("plain", 70, 136), Product("gate_up", 24, 72, gated=True))
 TINY: dict[str, Callable[[], Iterator[Case]]] = {
     "rms_norm": partial(rms_norm_cases, (1, 3), 40),
     "rope_kv_write": partial(rope_kv_write_cases, (1, 3), HEADS, 16, 7),
@@ -50,6 +50,7 @@ TINY: dict[str, Callable[[], Iterator[Case]]] = {
     ),
     "gemv": partial(gemv_cases, PRODUCTS),
     "skinny_gemm": partial(skinny_gemm_cases, PRODUCTS, (2, 5)),
+    "gated_gemm": partial(gated_gemm_cases, PRODUCTS, (3, 130)),
     "greedy": partial(greedy_cases, (1, 3), 300),
     "sampling": partial(sampling_cases, (2,), 300),
     "penalties": partial(penalties_cases, (3,), 300),

@@ -16,6 +16,7 @@ KIND_OF_MODULE = {
     "decode_attention": "attention",
     "decode_plan": "attention",
     "embedding": OTHERS,
+    "gated_gemm": "products",
     "gemv": "products",
     "greedy": "sampling",
     "penalties": "sampling",

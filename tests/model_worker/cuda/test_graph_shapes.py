@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightserve.model_worker.cuda.graph_shapes import GraphShapes, eager_shape, row_sizes
+from lightserve.model_worker.cuda.linear import FUSED_ROWS
 from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, SampleShape, Sampling
 from lightserve.model_worker.host_batch import HostBatch
 
@@ -69,6 +70,12 @@ def test_attention_beside_prompts_is_compiled_for_every_number_of_decode_rows(nu
     for num_decode in range(1, num_rows):
         batch = prompt_beside(num_decode)
         assert eager_shape(batch).num_decode in compiled
+
+
+@pytest.mark.parametrize(("num_rows", "max_tokens"), [(16, 8192), (16, FUSED_ROWS), (1025, 512)])
+def test_products_of_many_rows_are_compiled_where_there_can_be_any(num_rows: int, max_tokens: int) -> None:
+    compiled = GraphShapes(num_rows, max_tokens).to_compile
+    assert max(shape.num_tokens for shape in compiled if isinstance(shape, ForwardShape)) >= FUSED_ROWS
 
 
 def prompt_beside(num_decode: int) -> HostBatch:

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from lightserve.kernels.gemv import gemv_reference
+from lightserve.kernels.normed import Normed
 from lightserve.kernels.skinny_gemm import MAX_ROWS
+from lightserve.model_worker.cuda import linear
 from lightserve.model_worker.cuda.backend import CudaBackend
-from lightserve.model_worker.cuda.linear import CudaLinear
+from lightserve.model_worker.cuda.linear import CudaLinear, CudaNormedGatedLinear
 from lightserve.model_worker.layers.linear import LinearAddNorm, LinearThenAddNorm
 from lightserve.model_worker.tensor_parallel import SingleRank
 from lightserve.rope_config import RopeConfig
@@ -41,14 +44,35 @@ def make_both(dtype: torch.dtype) -> tuple[LinearAddNorm, LinearAddNorm, CudaBac
 def test_the_next_product_is_the_same_in_one_kernel_and_apart(num_rows: int, gated: bool, magnitude: float) -> None:
     dtype = torch.bfloat16
     together, apart, backend = make_both(dtype)
-    weight = randn(WIDTH, SIZE, dtype=dtype) * SIZE**-0.5
-    bias = randn(WIDTH, dtype=dtype)
-    following = backend.normed_gated_linear(weight) if gated else backend.normed_linear(weight, bias)
+    weight = randn(2 * WIDTH, SIZE, dtype=dtype) * SIZE**-0.5
+    bias = randn(2 * WIDTH, dtype=dtype)
+    halves = weight.view(WIDTH, 2, SIZE)
+    following = backend.normed_gated_linear(halves) if gated else backend.normed_linear(weight, bias)
     x, residual = (magnitude * randn(num_rows, size, dtype=dtype) for size in (WIDTH, SIZE))
     expected_residual = residual.clone()
     expected = following(apart(x, expected_residual))
     assert_close(following(together(x, residual)), expected)
     assert_close(residual, expected_residual)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [64, 60])
+@pytest.mark.parametrize("num_rows", [1, MAX_ROWS, MAX_ROWS + 1, 199, 200])
+def test_gate_and_up_of_any_number_of_rows_are_the_same(
+    num_rows: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "FUSED_ROWS", 200)
+    weight, x = randn(width, 2, SIZE, dtype=dtype) * SIZE**-0.5, randn(num_rows, SIZE, dtype=dtype)
+    assert_close(CudaNormedGatedLinear(weight)(Normed(x)), gemv_reference(x, weight))
+
+
+def test_many_rows_of_gate_and_up_are_done_in_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(linear, "gated_gemm", lambda x, weight: counts.append(len(x)))
+    gate_and_up = CudaNormedGatedLinear(randn(8, 2, 8, dtype=torch.bfloat16))
+    for num_rows in (linear.FUSED_ROWS - 1, linear.FUSED_ROWS):
+        gate_and_up(Normed(randn(num_rows, 8, dtype=torch.bfloat16)))
+    assert counts == [linear.FUSED_ROWS]
 
 
 @pytest.mark.parametrize(

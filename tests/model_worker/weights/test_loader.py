@@ -52,7 +52,7 @@ def expected_layer(state: State, index: int) -> LayerWeights:
         k_norm=get("self_attn.k_norm.weight") if has_norm in state else None,
         o_proj=get("self_attn.o_proj.weight"),
         post_attention_norm=get("post_attention_layernorm.weight"),
-        gate_up=get("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        gate_up=torch.stack([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")], dim=1),
         down_proj=get("mlp.down_proj.weight"),
     )
 
@@ -151,8 +151,7 @@ def test_shards_joined_again_are_the_whole_model(architecture: str, world_size: 
         parts = [shard.layers[index] for shard in shards]
         assert_same(torch.cat([part.o_proj for part in parts], dim=1), layer.o_proj)
         assert_same(torch.cat([part.down_proj for part in parts], dim=1), layer.down_proj)
-        gates, ups = zip(*(part.gate_up.chunk(2) for part in parts), strict=True)
-        assert_same(torch.cat([*gates, *ups]), layer.gate_up)
+        assert_same(torch.cat([part.gate_up for part in parts]), layer.gate_up)
         assert_qkv_shards(parts, state, index)
 
 
