@@ -35,8 +35,3 @@ def check_rows(num_rows: int, min_width: int, **tensors: torch.Tensor) -> None:
             raise ValueError(f"{name} of shape {tuple(shape)} must be {num_rows} rows of at least {min_width}")
         if tensor.stride(1) != 1:
             raise ValueError(f"{name} with strides {tensor.stride()} must have contiguous rows")
-
-
-def fits_tma(matrix: torch.Tensor) -> bool:
-    """Say whether the tensor memory accelerator can read and write it: begin and rows at multiples of 16 bytes."""
-    return matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0

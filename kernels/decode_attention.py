@@ -231,7 +231,8 @@ def _decode_attention_kernel(
     if ROTATE:
         angles = cos_sin + tl.maximum(item.seq_len - 1, 0).to(tl.int64) * HEAD_DIM
         prefetch(angles + (tl.arange(0, 32) * HEAD_DIM) // 32, PDL)
-        newest_slot = tl.load(table + tl.maximum(item.end - 1, 0)).to(tl.int64)
+        # like the plan, the table was written at least two kernels ago
+        newest_slot = tl.load(table + item.end - 1, mask=item.end > 0, other=0).to(tl.int64)
     wait_for_previous(PDL)
 
     row = tl.arange(0, BLOCK_ROWS)
@@ -245,7 +246,7 @@ def _decode_attention_kernel(
     qkv = q + item.req * q_stride
     if ROTATE:
         query = rotate(qkv + head[:, None] * HEAD_DIM, inner, there, angles, q_norm, eps, HEAD_DIM, NORM)
-        # without a branch, so that its loads are on their way with those of the queries
+        # no branch: its loads need not wait until it is known whether there is one
         is_newest = (item.end == item.seq_len) & (item.start < item.end)
         target = kv_layer + newest_slot * slot_stride
         keys = qkv + NUM_HEADS * HEAD_DIM
@@ -301,10 +302,10 @@ def _write_newest(
     HEAD_DIM: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Rotate a pack's new keys; write them and their values to the slot at ``target``, if the newest position's."""
+    """Rotate a pack's new keys; write them and their values to the slot at ``target``; nothing unless ``is_newest``."""
     kv_head = pack * (PACK_DIM // HEAD_DIM) + tl.arange(0, PACK_DIM // HEAD_DIM)[:, None]
     column = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
-    inside = (column < HEAD_DIM) & (kv_head >= 0) & is_newest  # the second, always true, makes a row for each head
+    inside = (column < HEAD_DIM) & (kv_head >= 0) & is_newest  # kv_head >= 0, always true, makes a row for each head
     keys += kv_head * HEAD_DIM
     value = tl.load(keys + NUM_PACKS * PACK_DIM + column, mask=inside, other=0)
     key = rotate(keys, column, inside, angles, k_norm, eps, HEAD_DIM, NORM)

@@ -1,8 +1,8 @@
-"""silu(x · gateᵀ) · (x · upᵀ) for many rows of x: what a product would leave for SiLU · mul is never written.
+"""silu(x · gateᵀ) · (x · upᵀ) for many rows of x, without writing the two products.
 
-Rows of gate and up alternate in the weight, so columns of a tile do too, and a thread holds both of a feature. As many
-programs as multiprocessors take one tile after the other, those of a few rows of tiles first, which share what they
-read. Products in float32, rounded once.
+Gate and up alternate in the weight, so a thread holds both of a feature and multiplies them in registers. One program
+on each multiprocessor takes tile after tile, through groups of a few rows of tiles, so that what runs together shares x
+and the weight in the second-level cache. Sums in float32, rounded once.
 """
 
 import torch
@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lightserve.kernels.checks import check_contiguous, fits_tma
+from lightserve.kernels.checks import check_contiguous
 from lightserve.kernels.dot import dot
 from lightserve.kernels.gemv import check_weight, gemv_reference, is_gated
-from lightserve.kernels.launch import dependent_launch, has_dependent_launch, num_multiprocessors, wait_for_previous
+from lightserve.kernels.launch import dependent_launch, fits_tma, has_tma, num_multiprocessors, wait_for_previous
 
 gated_gemm_reference = gemv_reference
 
@@ -22,7 +22,7 @@ _GROUP = 8  # rows of tiles
 
 
 def gated_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Multiply rows with gate and up, and SiLU of the one with the other.
+    """Give SiLU of the product with gate, times the product with up.
 
     Args:
         x: [m, k] contiguous, bfloat16 or float16, k a multiple of 8.
@@ -41,8 +41,8 @@ def gated_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | Non
         )
     out = x.new_empty(m, n) if out is None else out
     check_contiguous((m, n), out=out)
-    rows = weight.flatten(0, 1)
-    for name, matrix in {"x": x, "weight": rows, "out": out}.items():
+    flat_weight = weight.flatten(0, 1)
+    for name, matrix in {"x": x, "weight": flat_weight, "out": out}.items():
         if not fits_tma(matrix):
             raise ValueError(f"rows of {name} of shape {tuple(matrix.shape)} must begin at multiples of 16 bytes")
     if m == 0:
@@ -51,7 +51,7 @@ def gated_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | Non
     num_programs = min(num_multiprocessors(x.device), num_tiles)
     _gated_gemm_kernel[(num_programs,)](
         TensorDescriptor.from_tensor(x, [_BLOCK_M, _BLOCK_K]),
-        TensorDescriptor.from_tensor(rows, [2 * _BLOCK_N, _BLOCK_K]),
+        TensorDescriptor.from_tensor(flat_weight, [2 * _BLOCK_N, _BLOCK_K]),
         TensorDescriptor.from_tensor(out, [_BLOCK_M, _BLOCK_N]),
         num_programs,
         m,
@@ -69,10 +69,9 @@ def gated_gemm(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | Non
 
 
 def is_weight_for_gated_gemm(weight: torch.Tensor) -> bool:
-    """Say whether ``gated_gemm`` takes a weight, and its device has room for the tiles (from Hopper on)."""
-    n, _, k = weight.shape
-    fits = weight.itemsize == 2 and n % 8 == 0 and k % 8 == 0 and weight.data_ptr() % 16 == 0
-    return fits and (has_dependent_launch(weight.device) or not weight.is_cuda)
+    """Say whether ``gated_gemm`` takes a weight, on its device (Hopper and later)."""
+    fits = weight.is_contiguous() and fits_tma(weight.flatten(0, 1)) and len(weight) * weight.itemsize % 16 == 0
+    return fits and weight.itemsize == 2 and has_tma(weight.device)
 
 
 @triton.jit(do_not_specialize=["num_programs", "m"])
@@ -90,13 +89,13 @@ def _gated_gemm_kernel(
     GROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    num_rows, num_columns = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)  # of tiles
+    tile_rows, tile_columns = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     wait_for_previous(PDL)
-    for tile in tl.range(tl.program_id(0), num_rows * num_columns, num_programs):
-        first_row = tile // (GROUP * num_columns) * GROUP
-        in_group = tile % (GROUP * num_columns)
-        group_rows = tl.minimum(num_rows - first_row, GROUP)
-        row = (first_row + in_group % group_rows) * BLOCK_M
+    for tile in tl.range(tl.program_id(0), tile_rows * tile_columns, num_programs):
+        group_start = tile // (GROUP * tile_columns) * GROUP
+        in_group = tile % (GROUP * tile_columns)
+        group_rows = tl.minimum(tile_rows - group_start, GROUP)
+        row = (group_start + in_group % group_rows) * BLOCK_M
         column = in_group // group_rows * BLOCK_N
         both = tl.zeros([BLOCK_M, 2 * BLOCK_N], tl.float32)
         for start in range(0, k, BLOCK_K):

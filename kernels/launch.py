@@ -20,6 +20,18 @@ def has_dependent_launch(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
+@functools.cache
+def has_tma(device: torch.device) -> bool:
+    """Say whether there is a tensor memory accelerator (Hopper and later); interpreted kernels do as if."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def fits_tma(matrix: torch.Tensor) -> bool:
+    """Say whether that can copy tiles of a matrix: begin and rows at multiples of 16 bytes."""
+    row_bytes = matrix.stride(0) * matrix.itemsize
+    return row_bytes > 0 and row_bytes % 16 == 0 and matrix.data_ptr() % 16 == 0
+
+
 def dependent_launch(x: torch.Tensor) -> dict[str, bool]:
     """Give the launch arguments that go with ``wait_for_previous`` on the device of ``x``."""
     return {"PDL": True, "launch_pdl": True} if has_dependent_launch(x.device) else {"PDL": False}
@@ -33,9 +45,7 @@ def num_multiprocessors(device: torch.device) -> int:
 
 @triton.jit
 def prefetch(addresses, PDL: tl.constexpr):
-    """Fetch a little into the second-level cache, 128 bytes at each address: what the kernel will read first, while it
-    still waits.
-    """
+    """Fetch the lines at a few addresses into the second-level cache, while the kernel still waits."""
     if PDL:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1

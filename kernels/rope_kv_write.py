@@ -219,15 +219,16 @@ def rotate(heads, column, inside, angles, gain, eps, HEAD_DIM: tl.constexpr, NOR
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     partner = tl.where(column < HALF, column + HALF, column - HALF)
-    value = tl.load(heads + column, mask=inside, other=0)
-    dtype = value.dtype
-    value = value.to(tl.float32)
-    other = tl.load(heads + partner, mask=inside, other=0).to(tl.float32)
     within = column < HEAD_DIM
+    # all that is loaded is on its way before any of it is converted
+    value = tl.load(heads + column, mask=inside, other=0)
+    other = tl.load(heads + partner, mask=inside, other=0)
+    cos = tl.load(angles + column % HALF, mask=within, other=0)
+    sin = tl.load(angles + HALF + column % HALF, mask=within, other=0)
+    dtype = value.dtype
+    value, other = value.to(tl.float32), other.to(tl.float32)
     if NORM:
         factor = tl.rsqrt(tl.sum(value * value, axis=1, keep_dims=True) / HEAD_DIM + eps)
         value = _apply_gain(value * factor, tl.load(gain + column, mask=within, other=0).to(tl.float32), dtype)
         other = _apply_gain(other * factor, tl.load(gain + partner, mask=within, other=0).to(tl.float32), dtype)
-    cos = tl.load(angles + column % HALF, mask=within, other=0)
-    sin = tl.load(angles + HALF + column % HALF, mask=within, other=0)
     return (value * cos + tl.where(column < HALF, -other, other) * sin).to(dtype)

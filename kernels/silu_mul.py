@@ -28,7 +28,7 @@ def silu_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch
     Raises:
         ValueError: A shape does not fit, or what must be contiguous is not.
     """
-    num_tokens, ffn = gate_up.shape[:2]
+    num_tokens, ffn = len(gate_up), gate_up.shape[-2]
     check_contiguous((num_tokens, ffn, 2), gate_up=gate_up)
     out = gate_up.new_empty(num_tokens, ffn) if out is None else out
     check_contiguous((num_tokens, ffn), out=out)
@@ -44,11 +44,11 @@ def silu_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch
 @triton.jit
 def _silu_mul_kernel(gate_up, out, ffn, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < ffn
+    start = tl.program_id(1) * BLOCK
+    column = start + tl.arange(0, BLOCK)
+    wide_column = 2 * start + tl.arange(0, 2 * BLOCK)
     wait_for_previous(PDL)
-    wide_column = tl.program_id(1) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
     both = tl.load(gate_up + row * (2 * ffn) + wide_column, mask=wide_column < 2 * ffn, other=0).to(tl.float32)
     gate, up = tl.split(tl.reshape(both, [BLOCK, 2]))
     product = gate * tl.sigmoid(gate) * up
-    tl.store(out + row * ffn + column, product.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * ffn + column, product.to(out.dtype.element_ty), mask=column < ffn)

@@ -7,7 +7,7 @@
 
 A program takes some rows of the weight and a part of k, streamed through the tensor cores; the last part to arrive adds
 all of them in a fixed order. Products and sums in float32. One row alone is left to ``gemv``. While a program waits for
-the kernel that makes x, the first of its weight is fetched into the second-level cache.
+the kernel that makes x, the beginning of each of its rows of the weight is fetched into the second-level cache.
 """
 
 import functools
@@ -19,10 +19,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lightserve.kernels.checks import check_contiguous, check_rows, fits_tma
+from lightserve.kernels.checks import check_contiguous, check_rows
 from lightserve.kernels.dot import dot
 from lightserve.kernels.gemv import check_weight, gemv, gemv_reference, is_gated
-from lightserve.kernels.launch import dependent_launch, prefetch, wait_for_previous
+from lightserve.kernels.launch import dependent_launch, fits_tma, has_tma, prefetch, wait_for_previous
 from lightserve.kernels.normed import Normed, Scaling
 
 MAX_ROWS = 64
@@ -140,13 +140,23 @@ def _check_rows(x: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class TileRule:
-    """How the weight is cut: tile, parts of k, warps, pipeline stages."""
+    """How the weight is cut.
+
+    Attributes:
+        block_n: Features of a tile.
+        block_k: Its columns, of 2 bytes; half as many of 4.
+        split_k: Parts of k.
+        num_warps: Of a program.
+        num_stages: Of its pipeline.
+        by_tma: Tiles are copied by the tensor memory accelerator, if there is one that can.
+    """
 
     block_n: int
     block_k: int
     split_k: int
     num_warps: int
     num_stages: int
+    by_tma: bool = False
 
 
 def launch_rule(m: int, n: int, *, gated: bool) -> TileRule:
@@ -156,13 +166,14 @@ def launch_rule(m: int, n: int, *, gated: bool) -> TileRule:
     power limit.
     """
     few = m <= 16
+    by_tma = m > 32  # the layers of an 8B: 5.25 instead of 5.32 ms at 64 rows, the same at 32, 4.18 for 4.15 at 16
     if gated:
-        return TileRule(64, 128, 1, 4, 4)
+        return TileRule(64, 128, 1, 4, 4, by_tma)
     if n >= 16384:  # for many rows wide tiles, so that x is read less often
-        return TileRule(64 if few else 128, 128, 1, 4, 4)
+        return TileRule(64 if few else 128, 128, 1, 4, 4, by_tma)
     num_tiles = triton.cdiv(n, 64)
     split_k = 4 if num_tiles <= 32 else 2 if num_tiles <= 64 else 1  # about a program per multiprocessor
-    return TileRule(64, 128, split_k, 4, 6 if few else 5)
+    return TileRule(64, 128, split_k, 4, 6 if few else 5, by_tma)
 
 
 def _launch(
@@ -180,13 +191,15 @@ def _launch(
     residual, gain, written_sums = add_norm or (x, x, partial)  # in the place of what is not read
     read_sums, eps = (partial, 0.0) if scaling is None else (scaling.square_sums, scaling.eps)
     block_m = max(triton.next_power_of_2(m), 16)  # the narrowest of the wide matrix instructions in use
-    even_k = k % (rule.block_k * rule.split_k) == 0
-    by_tma = m > _FEW_FOR_TMA and fits_tma(x) and fits_tma(weight) and (even_k or not gated)
+    block_k = rule.block_k * 2 // x.itemsize
+    even_k = k % (block_k * rule.split_k) == 0
+    # Gate and up of a feature are one row to the accelerator: past k a tile of gate holds some of up, where x is zero.
+    by_tma = rule.by_tma and has_tma(x.device) and fits_tma(x) and fits_tma(weight)
     _skinny_gemm_kernel[(triton.cdiv(n, rule.block_n) * rule.split_k,)](
         x,
         weight,
-        TensorDescriptor.from_tensor(x, [block_m, rule.block_k]) if by_tma else x,
-        TensorDescriptor.from_tensor(weight.flatten(1), [rule.block_n, rule.block_k]) if by_tma else weight,
+        TensorDescriptor.from_tensor(x, [block_m, block_k]) if by_tma else x,
+        TensorDescriptor.from_tensor(weight.flatten(1), [rule.block_n, block_k]) if by_tma else weight,
         weight if bias is None else bias,
         read_sums,
         residual,
@@ -203,7 +216,7 @@ def _launch(
         x.stride(0),
         BLOCK_M=block_m,
         BLOCK_N=rule.block_n,
-        BLOCK_K=rule.block_k,
+        BLOCK_K=block_k,
         SPLIT_K=rule.split_k,
         EVEN_K=even_k,
         BY_TMA=by_tma,
@@ -213,14 +226,11 @@ def _launch(
         MAX_PARTS=1 if scaling is None else triton.next_power_of_2(len(read_sums)),
         ADD_NORM=add_norm is not None,
         num_warps=rule.num_warps,
-        num_stages=max(rule.num_stages * 2 // x.itemsize, 1),
+        num_stages=rule.num_stages,
         **dependent_launch(x),
     )
 
 
-# Through the tensor memory accelerator the layers of an 8B take 5.25 instead of 5.32 ms at 64 rows, the same at 32, and
-# longer at 16: 4.18 instead of 4.15.
-_FEW_FOR_TMA = 32
 MAX_TILES = 1 << 16  # far more than a product that is cut along k has
 
 
@@ -271,7 +281,7 @@ def _skinny_gemm_kernel(
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)[None, :]
     x_ptrs = x + row[:, None] * x_stride + inner
-    # columns past the end repeat the last one: no mask
+    # Past the last feature there is something else, that one again or what the accelerator gives: no mask.
     weight_rows = weight + tl.minimum(column, n - 1).to(tl.int64)[:, None] * (2 * k if GATED else k)
     weight_ptrs = weight_rows + inner
     up_ptrs = weight_ptrs + k
@@ -279,8 +289,8 @@ def _skinny_gemm_kernel(
     inside = (row < m)[None, :] & (column < n)[:, None]
     if ADD_NORM:
         wide_gain = tl.load(gain + column, mask=column < n, other=0).to(tl.float32)
-    # 512 bytes of each row save 1 to 2 % of the layers of an 8B and a 1B; 1,024 save less, and to load a tile of the
-    # weight slows the kernel before by more than it spares this one
+    # 4 lines of 128 bytes of each row save 1 to 2 % of the layers of an 8B and a 1B; 8 save less, and to load a tile of
+    # the weight slows the kernel before by more than it spares this one.
     LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
     ahead = tl.minimum(first + tl.arange(0, 4) * LINE, k - 1)[None, :]
     prefetch(weight_rows + ahead, PDL)
@@ -298,18 +308,17 @@ def _skinny_gemm_kernel(
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up_total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in range(first, tl.minimum(first + part_len, k), BLOCK_K):
-        if BY_TMA:
-            x_tile = x_tiles.load([0, start])
-            weight_tile = weight_tiles.load([tile * BLOCK_N, start])
-        else:
-            x_tile = _load_x(x_ptrs, row, m, start, inner, k, EVEN_K)
-            weight_tile = _load_weight(weight_ptrs, start, inner, k, EVEN_K)
+        x_tile = x_tiles.load([0, start]) if BY_TMA else _load_x(x_ptrs, row, m, start, inner, k, EVEN_K)
+        weight_tile = (
+            weight_tiles.load([tile * BLOCK_N, start]) if BY_TMA else _load_weight(weight_ptrs, start, inner, k, EVEN_K)
+        )
         total = dot(weight_tile, tl.trans(x_tile), total)
         if GATED:
-            if BY_TMA:
-                up_tile = weight_tiles.load([tile * BLOCK_N, k + start])
-            else:
-                up_tile = _load_weight(up_ptrs, start, inner, k, EVEN_K)
+            up_tile = (
+                weight_tiles.load([tile * BLOCK_N, k + start])
+                if BY_TMA
+                else _load_weight(up_ptrs, start, inner, k, EVEN_K)
+            )
             up_total = dot(up_tile, tl.trans(x_tile), up_total)
     finished = True
     if SPLIT_K > 1:
@@ -335,7 +344,7 @@ def _skinny_gemm_kernel(
         if ADD_NORM:
             summed = (total.to(before.dtype).to(tl.float32) + before.to(tl.float32)).to(before.dtype)
             tl.store(residual + offset, summed, mask=inside)
-            wide = tl.where(inside, summed.to(tl.float32), 0)  # past the end the last column is repeated
+            wide = tl.where(inside, summed.to(tl.float32), 0)  # nothing from past the last feature
             tl.store(written_sums + tile * m + row, tl.sum(wide * wide, 0), mask=row < m)
             total = wide * wide_gain[:, None]
         tl.store(out + offset, total.to(out.dtype.element_ty), mask=inside)

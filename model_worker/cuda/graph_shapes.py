@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import chain
 
 from lightserve.kernels.prefill_attention import gather_len_for
+from lightserve.model_worker.cuda.linear import FUSED_ROWS
 from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, SampleShape, Sampling
 from lightserve.model_worker.host_batch import HostBatch
 
@@ -77,9 +78,15 @@ class GraphShapes:
     @property
     def largest(self) -> list[ForwardShape | SampleShape]:
         """The shapes that between them take the most memory."""
-        mixed = [self._mixed(self._tokens[-1], self._tokens[-1])] if self._tokens else []
+        decode = [self._decode(rows) for rows in _peaks(self._rows)]
+        mixed = [self._mixed(tokens, tokens) for tokens in _peaks(self._tokens)]
         sample = [SampleShape(self.max_padded_rows, sampling) for sampling in Sampling]
-        return [self._decode(self.max_padded_rows), *mixed, *sample]
+        return [*decode, *mixed, *sample]
+
+    @property
+    def largest_apart(self) -> ForwardShape:
+        """The shape, captured or not, with most tokens whose gate and up are not multiplied in the kernel of both."""
+        return replace(self.largest_forward, num_tokens=min(self.max_padded_tokens, FUSED_ROWS - 1))
 
     @property
     def to_compile(self) -> Iterable[ForwardShape | SampleShape]:
@@ -87,7 +94,7 @@ class GraphShapes:
         rows = [size for size in self._rows if size <= _FEW_ROWS or size in (*_DECODE_CAPACITIES, self.max_padded_rows)]
         decode = [self._decode(size) for size in rows]
         capacities = [capacity for capacity in _DECODE_CAPACITIES if capacity <= self.largest_forward.num_decode]
-        mixed = [ForwardShape(size, room, CHUNKS_PER_LAUNCH) for size in self._tokens[-1:] for room in capacities]
+        mixed = [ForwardShape(size, room, CHUNKS_PER_LAUNCH) for size in _peaks(self._tokens) for room in capacities]
         gathering = [replace(shape, gather_lens=(1024,)) for shape in mixed[-1:]]
         sample = [SampleShape(size, sampling) for sampling in reversed(Sampling) for size in rows]
         return [*sample, *decode, *mixed, *gathering]
@@ -134,6 +141,11 @@ def _decode_capacity(num_decode: int) -> int:
     if num_decode > _DECODE_CAPACITIES[-1]:
         return -(-num_decode // _DECODE_STEP) * _DECODE_STEP
     return _DECODE_CAPACITIES[bisect_left(_DECODE_CAPACITIES, num_decode)] if num_decode else 0
+
+
+def _peaks(sizes: list[int]) -> list[int]:
+    """Give the largest size, and the largest whose gate and up leave two products in memory."""
+    return sorted({*sizes[-1:], *[size for size in sizes if size < FUSED_ROWS][-1:]}, reverse=True)
 
 
 def _at_least(sizes: list[int], size: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Products on a GPU: our own kernel where it is faster, for few rows, the library beyond."""
+"""Products on a GPU: our own kernels where they are faster (few rows; gate and up of many), else the library's."""
 
 import torch
 import torch.nn.functional as F
@@ -57,17 +57,17 @@ class CudaNormedGatedLinear:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight
-        self._rows = weight.flatten(0, 1)
+        self._flat_weight = weight.flatten(0, 1)
         self._fuses = is_weight_for_gated_gemm(weight)
 
     def __call__(self, normed: Normed, /) -> torch.Tensor:
         """Map [n, in_features] to the features."""
-        rows, scaling = normed.rows, normed.scaling
-        if scaling is not None or _is_skinny(rows, self._weight):
-            return skinny_gemm(rows, self._weight, scaling=scaling)
-        if self._fuses and len(rows) >= FUSED_ROWS:
-            return gated_gemm(rows, self._weight)
-        return silu_mul(F.linear(rows, self._rows).view(len(rows), -1, 2))
+        x, scaling = normed.rows, normed.scaling
+        if scaling is not None or _is_skinny(x, self._weight):
+            return skinny_gemm(x, self._weight, scaling=scaling)
+        if self._fuses and len(x) >= FUSED_ROWS:
+            return gated_gemm(x, self._weight)
+        return silu_mul(F.linear(x, self._flat_weight).view(len(x), *self._weight.shape[:2]))
 
 
 class CudaLinearAddNorm:

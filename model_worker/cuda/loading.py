@@ -84,7 +84,7 @@ def _try_largest_step(blueprint: CudaBlueprint) -> Engine[CudaRunner]:
         for shape in blueprint.shapes.to_compile:
             trial.runner.launch_empty(shape)
     trial.runner.run(0, blueprint.largest_batch(_TRIAL_SLOTS)).result()
-    for shape in blueprint.shapes.largest:
+    for shape in (blueprint.shapes.largest_apart, *blueprint.shapes.largest):
         trial.runner.launch_empty(shape)
     return trial
 

@@ -32,7 +32,7 @@ class LlamaModel(Generic[BackendT]):
 
     Args:
         config: The model's facts.
-        weights: This rank's; layers leave the list as they are prepared, so that at most one is held twice.
+        weights: This rank's; layers leave the list as they are prepared, so that at most one is held more than once.
         shard: What this rank holds.
         backend: Does the arithmetic.
         ranks: The other ranks.

@@ -202,8 +202,8 @@ def _write_model(folder: Path, model: Model) -> Path:
 
 
 def _multiply_many_rows(dtype: torch.dtype, device: torch.device) -> None:
-    """Launch what is for more rows than these engines' steps have."""
-    x, weight = (torch.randn(shape, dtype=dtype, device=device) for shape in [(150, 104), (136, 2, 104)])
+    """Launch what is for more rows than these engines' steps have, with more tiles than multiprocessors."""
+    x, weight = (torch.randn(shape, dtype=dtype, device=device) for shape in [(1500, 104), (1496, 2, 104)])
     gated_gemm(x, weight)
 
 

@@ -1,6 +1,7 @@
 """Cases of products: of few rows, where reading the weight is all the cost, and of gate and up of many."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import NamedTuple
@@ -69,7 +70,7 @@ def skinny_gemm_cases(
     """Plain products; then, of those beside a norm in a model, with the half of the norm that is theirs."""
     for product in products:
         yield from _cases(product, skinny_gemm, skinny_gemm_reference, row_counts)
-        if product.n <= product.k and not product.gated:
+        if product.n <= product.k:
             yield from _add_norm_cases(product, row_counts)
         elif product.n != VOCAB_SIZE:
             yield from _scaled_cases(product, row_counts)
@@ -95,24 +96,16 @@ def _cases(
 
 def _library_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     product = torch.nn.functional.linear(x, weight.flatten(0, -2))
-    return silu_mul(product.view(len(x), -1, 2)) if is_gated(weight) else product
+    return silu_mul(product.view(len(x), *weight.shape[:2])) if is_gated(weight) else product
 
 
 def gated_gemm_cases(
     products: Sequence[Product] = PRODUCTS, row_counts: Sequence[int] = (1024, 1100, 2048, 8192)
 ) -> Iterator[Case]:
-    for product in products:
-        if product.gated:
-            weights = product.weights()
-            for m in row_counts:
-                x = torch.randn(m, product.k, dtype=BF16)
-                yield Case(
-                    f"{product.name}, m = {m}",
-                    [partial(gated_gemm, x, weight) for weight in weights],
-                    partial(error_against, gated_gemm, gated_gemm_reference, x, weights[0]),
-                    flops=2 * m * prod(product.shape),
-                    rival=[partial(_library_product, x, weight) for weight in weights],
-                )
+    for product in (product for product in products if product.gated):
+        cases = _cases(product, gated_gemm, gated_gemm_reference, row_counts)
+        for m, case in zip(row_counts, cases, strict=True):
+            yield replace(case, flops=2 * m * prod(product.shape))
 
 
 def _scaled_cases(product: Product, row_counts: Sequence[int]) -> Iterator[Case]:

@@ -1,11 +1,15 @@
 """gated_gemm against its reference."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from lightserve.kernels import gated_gemm as module
 from lightserve.kernels.gated_gemm import gated_gemm, gated_gemm_reference, is_weight_for_gated_gemm
-from tests.kernels.kit import assert_close, poisoned, randn, sparse
+from lightserve.kernels.launch import has_tma
+from lightserve.kernels.skinny_gemm import skinny_gemm
+from tests.kernels.kit import DEVICE, assert_close, poisoned, randn, sparse
 
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -30,9 +34,24 @@ def test_every_tile_is_computed_by_however_many_programs(
         assert_close(gated_gemm(x, weight, out=poisoned(*expected.shape, dtype=torch.bfloat16)), expected)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy's, in the interpreter
+@pytest.mark.parametrize("product", [gated_gemm, skinny_gemm])
+def test_gate_and_up_are_told_apart_and_large_gates_do_not_overflow(
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    weight, x = torch.zeros(8, 2, 8, dtype=torch.float16), torch.zeros(2, 8, dtype=torch.float16)
+    weight[:4, 0, 0], weight[:4, 1, 0] = (
+        torch.tensor([20000.0, -20000.0, 0.0, 100.0]),
+        torch.tensor([1.0, 1.0, 1.0, 3.0]),
+    )
+    x[:, 0] = 1.0
+    out = product(x.to(DEVICE), weight.to(DEVICE))
+    assert out[1].tolist() == [20000.0, 0.0, 0.0, 300.0, 0.0, 0.0, 0.0, 0.0]
+
+
 def test_weights_that_it_takes_are_told_from_others() -> None:
     weight = randn(16, 2, 64, dtype=torch.bfloat16)
-    assert is_weight_for_gated_gemm(weight) == (not weight.is_cuda or torch.cuda.get_device_capability()[0] >= 9)
+    assert is_weight_for_gated_gemm(weight) == has_tma(DEVICE)
     assert not is_weight_for_gated_gemm(weight.float())
     assert not is_weight_for_gated_gemm(weight[:, :, :63].contiguous())
     assert not is_weight_for_gated_gemm(weight[:15])
@@ -42,6 +61,12 @@ def test_weights_that_it_takes_are_told_from_others() -> None:
 @pytest.mark.parametrize(
     ("x", "weight", "out", "text"),
     [
+        (
+            randn(3, 8),
+            randn(8 * 2 * 8 + 1).bfloat16()[1:].view(8, 2, 8),
+            None,
+            r"rows of weight of shape \(16, 8\) must",
+        ),
         (randn(3, 8), randn(8, 2, 16), None, r"weight of shape \(8, 2, 16\) must be of shape \(8, 2, 8\)"),
         (randn(3, 8), randn(8, 8), None, r"weight of shape \(8, 8\) must have a row of gate and one of up"),
         (sparse(randn(3, 8)), randn(8, 2, 8), None, r"x with strides \(16, 2\) must be contiguous"),
@@ -52,4 +77,8 @@ def test_weights_that_it_takes_are_told_from_others() -> None:
 )
 def test_what_does_not_fit_is_named(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        gated_gemm(x.bfloat16() if x.is_contiguous() else x, weight.bfloat16(), out=out)
+        gated_gemm(
+            x.bfloat16() if x.is_contiguous() else x,
+            weight.bfloat16() if weight.dtype is torch.float32 else weight,
+            out=out,
+        )

@@ -1,19 +1,24 @@
 """skinny_gemm against its reference."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lightserve.kernels.launch import has_tma
 from lightserve.kernels.normed import Normed, Scaling
 from lightserve.kernels.rms_norm import add_rms_norm_reference
 from lightserve.kernels.skinny_gemm import (
     TileRule,
     _launch,
+    launch_rule,
     skinny_gemm,
     skinny_gemm_add_norm,
     skinny_gemm_add_norm_reference,
     skinny_gemm_reference,
 )
-from tests.kernels.kit import DTYPES, assert_close, poisoned, randn, sparse
+from tests.kernels.kit import DEVICE, DTYPES, assert_close, poisoned, randn, sparse
 
 
 def square_sums(normed: Normed) -> torch.Tensor:
@@ -40,7 +45,7 @@ def test_skinny_gemm_equals_its_reference(m: int, shape: tuple[int, int], dtype:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("m", [2, 33, 64])
+@pytest.mark.parametrize("m", [2, 32, 33, 64])
 @pytest.mark.parametrize("shape", [(2, 1), (98, 131), (384, 576), (384, 640)])
 def test_a_gated_weight_gives_a_feature_for_two_rows(m: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, weight, _ = operands(m, *shape, dtype)
@@ -48,25 +53,46 @@ def test_a_gated_weight_gives_a_feature_for_two_rows(m: int, shape: tuple[int, i
     assert_close(skinny_gemm(x, weight, out=out), skinny_gemm_reference(x, weight))
 
 
+@pytest.mark.parametrize("by_tma", [False, True])
 @pytest.mark.parametrize("m", [5, 40])
 @pytest.mark.parametrize("split_k", [1, 2, 3])
-@pytest.mark.parametrize("k", [100, 512])
-def test_parts_of_k_are_summed_once_and_again_in_the_next_launch(k: int, split_k: int, m: int) -> None:
-    x, weight, bias = operands(m, 70, k, torch.float32)
-    rule = TileRule(block_n=32, block_k=64, split_k=split_k, num_warps=4, num_stages=2)
+@pytest.mark.parametrize("k", [104, 512])
+def test_parts_of_k_are_summed_once_and_again_in_the_next_launch(k: int, split_k: int, m: int, by_tma: bool) -> None:
+    x, weight, bias = operands(m, 70, k, torch.float16)
+    rule = TileRule(block_n=32, block_k=64, split_k=split_k, num_warps=4, num_stages=2, by_tma=by_tma)
     for _ in range(2):
         out = poisoned(m, 70, dtype=torch.float32)
         _launch(x, weight, out, rule, bias=bias)
-        assert_close(out, skinny_gemm_reference(x, weight, bias))
+        assert_close(out, skinny_gemm_reference(x, weight, bias).float(), torch.float16)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(192, 640), (96, 2, 640)])
-@pytest.mark.parametrize(("x_width", "x_begin", "weight_begin"), [(640, 0, 0), (641, 0, 0), (640, 1, 0), (640, 0, 1)])
-def test_many_rows_may_lie_where_they_cannot_be_copied_in_tiles(
-    x_width: int, x_begin: int, weight_begin: int, shape: tuple[int, ...]
+@pytest.mark.parametrize(
+    ("x_width", "x_begin", "weight_begin", "by_tma"),
+    [(640, 0, 0, True), (656, 0, 0, True), (641, 0, 0, False), (640, 1, 0, False), (640, 0, 1, False)],
+)
+def test_many_rows_are_copied_in_tiles_where_they_can_be(
+    x_width: int,
+    x_begin: int,
+    weight_begin: int,
+    by_tma: bool,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    x = randn(40 * x_width + x_begin)[x_begin:].view(40, x_width)[:, :640]
-    weight = (randn(192 * 640 + weight_begin) * 0.04)[weight_begin:].view(shape)
+    x = randn(40 * x_width + x_begin, dtype=dtype)[x_begin:].view(40, x_width)[:, :640]
+    weight = (randn(192 * 640 + weight_begin, dtype=dtype) * 0.04)[weight_begin:].view(shape)
+    describe = Mock(wraps=TensorDescriptor.from_tensor)
+    monkeypatch.setattr(TensorDescriptor, "from_tensor", describe)
+    assert_close(skinny_gemm(x, weight), skinny_gemm_reference(x, weight))
+    assert describe.called == (by_tma and has_tma(DEVICE))
+
+
+@pytest.mark.parametrize("m", [17, 32, 33])
+def test_a_wide_weight_has_wide_tiles(m: int) -> None:
+    x, weight, _ = operands(m, 16400, 64, torch.bfloat16)
+    assert launch_rule(m, 16400, gated=False).block_n == 128
     assert_close(skinny_gemm(x, weight), skinny_gemm_reference(x, weight))
 
 

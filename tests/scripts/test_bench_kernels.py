@@ -26,7 +26,7 @@ from triton.runtime.jit import JITFunction
 from tests.kernels.kit import DEVICE, TOLERANCE
 
 HEADS = (4, 2)
-PRODUCTS = (Product("plain", 70, 136), Product("gate_up", 24, 72, gated=True))
+PRODUCTS = (Product("plain", 70, 136), Product("gate_up", 80, 72, gated=True))
 TINY: dict[str, Callable[[], Iterator[Case]]] = {
     "rms_norm": partial(rms_norm_cases, (1, 3), 40),
     "rope_kv_write": partial(rope_kv_write_cases, (1, 3), HEADS, 16, 7),

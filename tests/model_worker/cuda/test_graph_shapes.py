@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightserve.kernels.skinny_gemm import MAX_ROWS
 from lightserve.model_worker.cuda.graph_shapes import GraphShapes, eager_shape, row_sizes
 from lightserve.model_worker.cuda.linear import FUSED_ROWS
 from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, SampleShape, Sampling
@@ -72,10 +73,35 @@ def test_attention_beside_prompts_is_compiled_for_every_number_of_decode_rows(nu
         assert eager_shape(batch).num_decode in compiled
 
 
-@pytest.mark.parametrize(("num_rows", "max_tokens"), [(16, 8192), (16, FUSED_ROWS), (1025, 512)])
-def test_products_of_many_rows_are_compiled_where_there_can_be_any(num_rows: int, max_tokens: int) -> None:
-    compiled = GraphShapes(num_rows, max_tokens).to_compile
-    assert max(shape.num_tokens for shape in compiled if isinstance(shape, ForwardShape)) >= FUSED_ROWS
+@pytest.mark.parametrize("num_rows", [1, 16, 64, 65, 1023, 1024, 1025])
+@pytest.mark.parametrize("max_tokens", [96, 512, 1023, 1024, 8192])
+def test_every_kind_of_product_that_a_step_can_need_is_compiled(num_rows: int, max_tokens: int) -> None:
+    shapes = GraphShapes(num_rows, max_tokens)
+    needed = {kind_of_product(num_tokens) for num_tokens in range(1, shapes.max_padded_tokens + 1)}
+    compiled = [shape for shape in shapes.to_compile if isinstance(shape, ForwardShape)]
+    assert {kind_of_product(shape.num_tokens) for shape in compiled} == needed
+
+
+@pytest.mark.parametrize("num_rows", [1, 64, 1024, 1025])
+@pytest.mark.parametrize("max_tokens", [96, 1023, 1024, 8192])
+def test_the_largest_shapes_of_each_kind_of_product_are_tried(num_rows: int, max_tokens: int) -> None:
+    shapes = GraphShapes(num_rows, max_tokens)
+    for kind in {kind_of_product(num_tokens) for num_tokens in range(1, shapes.max_padded_tokens + 1)} - {"few"}:
+        tried, captured = (
+            [
+                shape.num_tokens
+                for shape in of
+                if isinstance(shape, ForwardShape) and kind_of_product(shape.num_tokens) == kind
+            ]
+            for of in (shapes.largest, shapes.all)
+        )
+        assert max(tried, default=0) == max(captured, default=0)
+    assert kind_of_product(shapes.largest_apart.num_tokens) == "apart"
+
+
+def kind_of_product(num_tokens: int) -> str:
+    """Gate and up of few rows; of more, SiLU apart; of many."""
+    return "few" if num_tokens <= MAX_ROWS else "apart" if num_tokens < FUSED_ROWS else "fused"
 
 
 def prompt_beside(num_decode: int) -> HostBatch:

@@ -1,8 +1,11 @@
 """Products on a GPU and the norms around them: in one kernel and apart."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
+from lightserve.kernels.gated_gemm import gated_gemm
 from lightserve.kernels.gemv import gemv_reference
 from lightserve.kernels.normed import Normed
 from lightserve.kernels.skinny_gemm import MAX_ROWS
@@ -46,8 +49,8 @@ def test_the_next_product_is_the_same_in_one_kernel_and_apart(num_rows: int, gat
     together, apart, backend = make_both(dtype)
     weight = randn(2 * WIDTH, SIZE, dtype=dtype) * SIZE**-0.5
     bias = randn(2 * WIDTH, dtype=dtype)
-    halves = weight.view(WIDTH, 2, SIZE)
-    following = backend.normed_gated_linear(halves) if gated else backend.normed_linear(weight, bias)
+    gate_up = weight.view(WIDTH, 2, SIZE)
+    following = backend.normed_gated_linear(gate_up) if gated else backend.normed_linear(weight, bias)
     x, residual = (magnitude * randn(num_rows, size, dtype=dtype) for size in (WIDTH, SIZE))
     expected_residual = residual.clone()
     expected = following(apart(x, expected_residual))
@@ -57,7 +60,7 @@ def test_the_next_product_is_the_same_in_one_kernel_and_apart(num_rows: int, gat
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [64, 60])
-@pytest.mark.parametrize("num_rows", [1, MAX_ROWS, MAX_ROWS + 1, 199, 200])
+@pytest.mark.parametrize("num_rows", [0, 1, MAX_ROWS, MAX_ROWS + 1, 199, 200])
 def test_gate_and_up_of_any_number_of_rows_are_the_same(
     num_rows: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,13 +69,19 @@ def test_gate_and_up_of_any_number_of_rows_are_the_same(
     assert_close(CudaNormedGatedLinear(weight)(Normed(x)), gemv_reference(x, weight))
 
 
-def test_many_rows_of_gate_and_up_are_done_in_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-    monkeypatch.setattr(linear, "gated_gemm", lambda x, weight: counts.append(len(x)))
-    gate_and_up = CudaNormedGatedLinear(randn(8, 2, 8, dtype=torch.bfloat16))
-    for num_rows in (linear.FUSED_ROWS - 1, linear.FUSED_ROWS):
-        gate_and_up(Normed(randn(num_rows, 8, dtype=torch.bfloat16)))
-    assert counts == [linear.FUSED_ROWS]
+def test_many_rows_of_gate_and_up_are_done_in_one_kernel_if_the_weight_is_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one_kernel = Mock(wraps=gated_gemm)
+    monkeypatch.setattr(linear, "gated_gemm", one_kernel)
+    monkeypatch.setattr(linear, "FUSED_ROWS", 200)
+    for width, dtype in [(8, torch.bfloat16), (7, torch.bfloat16), (8, torch.float32)]:
+        gate_and_up = CudaNormedGatedLinear(randn(width, 2, 8, dtype=dtype))
+        for num_rows in (199, 200):
+            gate_and_up(Normed(randn(num_rows, 8, dtype=dtype)))
+    assert [(len(x), len(weight), x.dtype) for (x, weight), _ in one_kernel.call_args_list] == [
+        (200, 8, torch.bfloat16)
+    ]
 
 
 @pytest.mark.parametrize(
