@@ -123,13 +123,13 @@ def test_a_request_that_is_not_finite_fails_alone_and_leaves_nothing_behind(fold
     prompts, poisoned = random_prompts([9, 2, 4], vocab_size=100), 110
     blueprint = make_blueprint(folder, dtype=torch.bfloat16)
     engine = blueprint.build(NUM_SLOTS, None)
-    expected = [req.output_ids for req in generate(engine, prompts, GREEDY, slots=range(100))]
+    expected = [req.output_ids for req in generate(engine, prompts, GREEDY, slots=range(NUM_SLOTS))]
     blueprint.model._embedding[poisoned] = float("nan")
-    reqs = generate(engine, [*prompts, [5, poisoned, 6]], GREEDY, slots=range(100))
+    reqs = generate(engine, [*prompts, [5, poisoned, 6]], GREEDY, slots=range(NUM_SLOTS))
     assert [req.output_ids for req in reqs[:3]] == expected
     assert reqs[3].output_ids[0] == -1
-    generate(engine, [[poisoned] * 20] * 2, GREEDY, slots=range(100))
-    assert [req.output_ids for req in generate(engine, prompts, GREEDY, slots=range(100))] == expected
+    generate(engine, [[poisoned] * 20] * 2, GREEDY, slots=range(NUM_SLOTS))
+    assert [req.output_ids for req in generate(engine, prompts, GREEDY, slots=range(NUM_SLOTS))] == expected
 
 
 @pytest.fixture
@@ -156,11 +156,13 @@ def test_rows_that_pad_a_mixed_step_stay_finite(folder: Path) -> None:
     assert step._hidden[:16].isfinite().all()
 
 
-def test_first_ids_in_bfloat16_are_those_of_float32(tmp_path: Path) -> None:
-    make_reference("qwen2", tmp_path)
+def test_first_ids_in_bfloat16_are_likely_in_float32(tmp_path: Path) -> None:
+    model = make_reference("qwen2", tmp_path)
     prompts, first = random_prompts(LENGTHS), SamplingParams(1, temperature=0.0)
-    expected = generate(open_engine(tmp_path), prompts, first)
     engine = open_cuda_engine(tmp_path, graphs=False, dtype=torch.bfloat16)
-    for req, reference in zip(generate(engine, prompts, first, chunk=7), expected, strict=True):
-        assert req.output_ids == reference.output_ids
-        assert req.logprobs == pytest.approx(reference.logprobs, abs=0.1)
+    for req in generate(engine, prompts, first, chunk=7):
+        with torch.inference_mode():
+            logprobs = model(torch.tensor([req.prompt_ids])).logits[0, -1].log_softmax(-1)
+        found = float(logprobs[req.output_ids[0]])
+        assert found >= float(logprobs.max()) - 0.1  # the likeliest two of a prompt may be 0.015 apart
+        assert req.logprobs == pytest.approx([found], abs=0.1)
