@@ -225,12 +225,11 @@ def _decode_attention_kernel(
     table = req_to_slots + item.req_row * table_stride
     heads = kv_layer + pack * PACK_DIM
     # The last layer's weights have driven these from the cache: to fetch them saves 0.5 to 1 % of a 1B's step; to fetch
-    # K and V as well would delay the kernel before. 8 slots are the 32 bytes that come at once, and of long items the
-    # first 256 slots are enough.
-    prefetch(table + tl.minimum(item.start + tl.arange(0, 32) * 8, tl.maximum(item.end - 1, 0)), PDL)
+    # K and V as well saves nothing. A line of 128 bytes is 32 slots, and of long items the first 256 are enough.
+    prefetch(table + tl.minimum(item.start + tl.arange(0, 8) * 32, tl.maximum(item.end - 1, 0)), PDL)
     if ROTATE:
         angles = cos_sin + tl.maximum(item.seq_len - 1, 0).to(tl.int64) * HEAD_DIM
-        prefetch(angles + (tl.arange(0, 32) * HEAD_DIM) // 32, PDL)
+        prefetch(angles + tl.arange(0, 8) * HEAD_DIM // 8, PDL)
         # like the plan, the table was written at least two kernels ago
         newest_slot = tl.load(table + item.end - 1, mask=item.end > 0, other=0).to(tl.int64)
     wait_for_previous(PDL)
