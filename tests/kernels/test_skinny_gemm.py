@@ -89,7 +89,7 @@ def test_many_rows_are_copied_in_tiles_where_they_can_be(
     assert describe.called == (by_tma and has_tma(DEVICE))
 
 
-@pytest.mark.parametrize("m", [17, 32, 33])
+@pytest.mark.parametrize("m", [17, 33])
 def test_a_wide_weight_has_wide_tiles(m: int) -> None:
     x, weight, _ = operands(m, 16400, 64, torch.bfloat16)
     assert launch_rule(m, 16400, gated=False).block_n == 128
