@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import chain
 
 from lightserve.kernels.prefill_attention import gather_len_for
+from lightserve.kernels.skinny_gemm import MAX_ROWS
 from lightserve.model_worker.cuda.linear import FUSED_ROWS
 from lightserve.model_worker.cuda.step_inputs import CHUNKS_PER_LAUNCH, ForwardShape, SampleShape, Sampling
 from lightserve.model_worker.host_batch import HostBatch
@@ -96,8 +97,9 @@ class GraphShapes:
         capacities = [capacity for capacity in _DECODE_CAPACITIES if capacity <= self.largest_forward.num_decode]
         mixed = [ForwardShape(size, room, CHUNKS_PER_LAUNCH) for size in _peaks(self._tokens) for room in capacities]
         gathering = [replace(shape, gather_lens=(1024,)) for shape in mixed[-1:]]
+        few = [self._mixed(tokens, 0) for tokens in self._tokens if tokens <= MAX_ROWS]
         sample = [SampleShape(size, sampling) for sampling in reversed(Sampling) for size in rows]
-        return [*sample, *decode, *mixed, *gathering]
+        return [*sample, *decode, *mixed, *gathering, *few, self.largest_apart]
 
     @property
     def count(self) -> int:

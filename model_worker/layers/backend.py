@@ -22,7 +22,7 @@ class Backend(Protocol):
     def normed_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NormedLinear:
         """Prepare a projection of normalised rows.
 
-        This and the three other methods that prepare a weight may keep only their own layout of it.
+        This and the three other methods that prepare a weight may keep only their own layout of it, and change it.
 
         Args:
             weight: [out_features, in_features].
